@@ -1,0 +1,323 @@
+"""The search space: parameters, conditions, rules, baseline. Knows neither engines nor Optuna.
+
+    space = Space.parse(mapping, where="search_spaces/local.yaml")
+    server, load = space.split(config)
+
+A parameter's choices are ordered. `load: true` marks a load part, changed on a live server.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from autotune.records import Config, UsageError, Value, config_key, digest
+
+KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "baseline", "describe",
+        "workload", "limits", "study", "power", "server"}
+OVERLAYS = ("workload", "limits", "study", "power", "server")
+"""Sections of a space that overlay the settings of the same name in conf/."""
+ENUMERABLE = 200_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Param:
+    """One parameter: its ordered choices, when it exists at all, and whether it needs a launch."""
+
+    name: str
+    choices: tuple[Value, ...]
+    when: Mapping[str, tuple[Value, ...]] = dataclasses.field(default_factory=dict)
+    load: bool = False
+    step: float | None = None  # set when the choices are an arithmetic range
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the choices are numbers with a meaningful distance (booleans are not)."""
+        return all(isinstance(c, int | float) and not isinstance(c, bool) for c in self.choices)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A combination known not to work: every parameter of `when` has one of the listed values."""
+
+    when: Mapping[str, tuple[Value, ...]]
+    because: str
+
+    def matches(self, config: Config) -> bool:
+        return all(name in config and _among(config[name], values) for name, values in self.when.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    name: str
+    engine: str
+    params: tuple[Param, ...]
+    baseline: Config
+    rules: tuple[Rule, ...] = ()
+    model: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    needs: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+    belief: Mapping[str, Mapping[Value, tuple[float, float]]] = dataclasses.field(default_factory=dict)
+    """belief[param][choice] = (low, high): the factor on the objective that an expert expects."""
+    describe: str = ""
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any], where: str = "space") -> Space:
+        """Build a Space from plain YAML data. Raises UsageError naming the offending key."""
+        _only_keys(raw, KEYS, where)
+        params = tuple(_param(name, spec, where) for name, spec in _mapping(raw.get("params"), where, "params").items())
+        if not params:
+            raise UsageError(f"{where}: params is empty: name at least one parameter with choices")
+        rules = tuple(_rule(item, where) for item in raw.get("forbid") or [])
+        space = cls(
+            name=_text(raw.get("name"), where, "name"), engine=_text(raw.get("engine"), where, "engine"),
+            params=params, rules=rules, baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
+            model={str(k): str(v) for k, v in (raw.get("model") or {}).items()},
+            needs=dict(raw.get("needs") or {}), belief=_beliefs(raw.get("belief") or {}, where),
+            describe=str(raw.get("describe") or ""),
+        )
+        space._check(where)
+        return space
+
+    def with_rules(self, rules: Sequence[Rule]) -> Space:
+        """The same space with an engine's static rules added (those that only name parameters it has)."""
+        names = {p.name for p in self.params}
+        return dataclasses.replace(self, rules=self.rules + tuple(r for r in rules if set(r.when) <= names))
+
+    def param(self, name: str) -> Param:
+        return next(p for p in self.params if p.name == name)
+
+    @property
+    def server_params(self) -> tuple[Param, ...]:
+        return tuple(p for p in self.params if not p.load)
+
+    @property
+    def load_params(self) -> tuple[Param, ...]:
+        return tuple(p for p in self.params if p.load)
+
+    @property
+    def digest(self) -> str:
+        """Identity of what is searched: parameters, conditions, rules and model, not names or prose."""
+        parts = [[p.name, list(p.choices), sorted((k, list(v)) for k, v in p.when.items()), p.load] for p in self.params]
+        return digest(json.dumps([parts, self.engine, dict(self.model)], sort_keys=True, default=str))
+
+    def split(self, config: Config) -> tuple[dict[str, Value], dict[str, Value]]:
+        """(server part, load part) of a configuration."""
+        load = {p.name for p in self.load_params}
+        return ({k: v for k, v in config.items() if k not in load}, {k: v for k, v in config.items() if k in load})
+
+    def active(self, param: Param, config: Config) -> bool:
+        """Whether `param` exists given the parameters chosen before it."""
+        return all(name in config and _among(config[name], values) for name, values in param.when.items())
+
+    def forbidden(self, config: Config) -> str | None:
+        """Why a configuration is known not to work; None when no rule speaks against it."""
+        return next((rule.because for rule in self.rules if rule.matches(config)), None)
+
+    def check(self, config: Config, where: str = "configuration") -> dict[str, Value]:
+        """The configuration with values taken from the choices. Raises UsageError when it is not in the space."""
+        unknown = set(config) - {p.name for p in self.params}
+        if unknown:
+            raise UsageError(f"{where}: unknown parameter {', '.join(sorted(unknown))}; "
+                             f"the space has {', '.join(p.name for p in self.params)}")
+        clean: dict[str, Value] = {}
+        for param in self.params:
+            if not self.active(param, clean):
+                if param.name in config:
+                    raise UsageError(f"{where}: {param.name} does not exist there: it needs {_when_text(param.when)}")
+                continue
+            if param.name not in config:
+                raise UsageError(f"{where}: {param.name} is missing (choices: {_list(param.choices)})")
+            found = [c for c in param.choices if _among(config[param.name], (c,))]
+            if not found:
+                raise UsageError(f"{where}: {param.name}={config[param.name]!r} is not a choice ({_list(param.choices)})")
+            clean[param.name] = found[0]
+        return clean
+
+    def servers(self) -> Iterator[dict[str, Value]]:
+        """Every allowed server part, in order of the choices. Check `size` first: this may be long."""
+        yield from self._walk(self.server_params)
+
+    def loads(self, server: Config | None = None) -> list[dict[str, Value]]:
+        """Every load part that is allowed on `server` (on some server, without one)."""
+        loads = [{k: v for k, v in full.items() if self.param(k).load}
+                 for full in self._walk(self.load_params, dict(server or {}), bool(server))]
+        return loads or [{}]
+
+    def size(self) -> int:
+        """Upper bound of the number of server parts (conditions and rules not subtracted)."""
+        return math.prod(len(p.choices) for p in self.server_params)
+
+    def sample(self, rng: random.Random) -> dict[str, Value]:
+        """A random allowed configuration. Raises UsageError when the rules leave none in 10,000 draws."""
+        for _ in range(10_000):
+            config: dict[str, Value] = {}
+            for param in self.params:
+                if self.active(param, config):
+                    config[param.name] = rng.choice(param.choices)
+            if self.forbidden(config) is None:
+                return config
+        raise UsageError(f"{self.name}: the forbid rules leave (almost) no configuration")
+
+    def _walk(self, params: Sequence[Param], start: dict[str, Value] | None = None,
+              ruled: bool = True) -> Iterator[dict[str, Value]]:
+        def extend(index: int, config: dict[str, Value]) -> Iterator[dict[str, Value]]:
+            if index == len(params):
+                if not ruled or self.forbidden(config) is None:
+                    yield dict(config)
+                return
+            param = params[index]
+            if not self.active(param, config):
+                yield from extend(index + 1, config)
+                return
+            for choice in param.choices:
+                config[param.name] = choice
+                yield from extend(index + 1, config)
+            del config[param.name]
+
+        yield from extend(0, dict(start or {}))
+
+    def _check(self, where: str) -> None:
+        names = [p.name for p in self.params]
+        seen: set[str] = set()
+        for param in self.params:
+            for other, values in param.when.items():
+                if other not in seen:
+                    raise UsageError(f"{where}: params.{param.name}.when names {other}, "
+                                     "which is not a parameter listed before it")
+                self._check_values(other, values, f"{where}: params.{param.name}.when")
+                if not param.load and self.param(other).load:
+                    raise UsageError(f"{where}: params.{param.name} needs a launch, so its when cannot name "
+                                     f"the load parameter {other}")
+            seen.add(param.name)
+        for rule in self.rules:
+            for other, values in rule.when.items():
+                if other not in names:
+                    raise UsageError(f"{where}: forbid names the unknown parameter {other}")
+                self._check_values(other, values, f"{where}: forbid")
+        for name, factors in self.belief.items():
+            if name not in names:
+                raise UsageError(f"{where}: belief names the unknown parameter {name}")
+            self._check_values(name, tuple(factors), f"{where}: belief")
+        baseline = self.check(self.baseline, f"{where}: baseline")
+        reason = self.forbidden(baseline)
+        if reason:
+            raise UsageError(f"{where}: the baseline is forbidden: {reason}")
+        object.__setattr__(self, "baseline", baseline)
+
+    def _check_values(self, name: str, values: Sequence[Value], where: str) -> None:
+        for value in values:
+            if not _among(value, self.param(name).choices):
+                raise UsageError(f"{where}: {name} has no choice {value!r} ({_list(self.param(name).choices)})")
+
+
+def server_key(space: Space, config: Config) -> str:
+    """Canonical text of the part of a configuration that needs its own launch."""
+    return config_key(space.split(config)[0])
+
+
+def _among(value: Value, values: Sequence[Value]) -> bool:
+    """Membership that does not take True for 1, as Python and JSON round trips would."""
+    return any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values)
+
+
+def _param(name: Any, spec: Any, where: str) -> Param:
+    at = f"{where}: params.{name}"
+    if not isinstance(name, str):
+        raise UsageError(f"{at}: a parameter's name must be text (YAML reads on/off/yes/no as booleans: quote it)")
+    spec = _mapping(spec, where, f"params.{name}")
+    _only_keys(spec, {"choices", "range", "step", "when", "load"}, at)
+    if not isinstance(spec.get("load", False), bool):
+        raise UsageError(f"{at}: load must be true or false")
+    step: float | None = None
+    if "range" in spec:
+        if "choices" in spec:
+            raise UsageError(f"{at}: give choices or range, not both")
+        choices, step = _range(spec["range"], spec.get("step"), at)
+    else:
+        if "step" in spec:
+            raise UsageError(f"{at}: step belongs to range")
+        raw = spec.get("choices")
+        if not isinstance(raw, list) or not raw:
+            raise UsageError(f"{at}: choices is empty: list at least one value")
+        choices = tuple(raw)
+    for choice in choices:
+        if not isinstance(choice, str | int | float | bool) or (isinstance(choice, float) and not math.isfinite(choice)):
+            raise UsageError(f"{at}: {choice!r} is not a text, number or boolean")
+    if any(_among(a, (b,)) for a, b in itertools.combinations(choices, 2)):
+        raise UsageError(f"{at}: a choice is listed twice")
+    if name == "concurrency" and not all(isinstance(c, int) and not isinstance(c, bool) and c > 0 for c in choices):
+        raise UsageError(f"{at}: concurrency takes positive whole numbers, not {_list(choices)}")
+    when = {str(k): _as_tuple(v) for k, v in _mapping(spec.get("when") or {}, where, f"params.{name}.when").items()}
+    return Param(name, choices, when, spec.get("load", False), step)
+
+
+def _range(bounds: Any, step: Any, at: str) -> tuple[tuple[Value, ...], float]:
+    numbers = [*bounds, step] if isinstance(bounds, list) and len(bounds) == 2 else []
+    if len(numbers) != 3 or not all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers):
+        raise UsageError(f"{at}: range takes [low, high] with a step, all numbers")
+    low, high = bounds
+    if step <= 0 or low > high:
+        raise UsageError(f"{at}: range needs low <= high and step > 0")
+    count = math.floor((high - low) / step + 1e-9) + 1
+    whole = all(isinstance(x, int) for x in numbers)
+    return tuple(low + i * step if whole else round(low + i * step, 10) for i in range(count)), float(step)
+
+
+def _rule(item: Any, where: str) -> Rule:
+    item = dict(_mapping(item, where, "forbid"))
+    because = item.pop("because", None)
+    if not because or not item:
+        raise UsageError(f"{where}: each forbid rule names at least one parameter and says because")
+    return Rule({str(k): _as_tuple(v) for k, v in item.items()}, str(because))
+
+
+def parse_rules(items: Any, where: str) -> tuple[Rule, ...]:
+    """Static rules of an engine file, in the form of a space's `forbid`."""
+    return tuple(_rule(item, where) for item in items or [])
+
+
+def _beliefs(raw: Any, where: str) -> dict[str, dict[Value, tuple[float, float]]]:
+    beliefs: dict[str, dict[Value, tuple[float, float]]] = {}
+    for name, factors in _mapping(raw, where, "belief").items():
+        beliefs[str(name)] = {}
+        for choice, pair in _mapping(factors, where, f"belief.{name}").items():
+            good = isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, int | float) for x in pair)
+            if not good or not 0 < pair[0] <= pair[1]:
+                raise UsageError(f"{where}: belief.{name}.{choice} must be [low, high], factors with 0 < low <= high")
+            beliefs[str(name)][choice] = (float(pair[0]), float(pair[1]))
+    return beliefs
+
+
+def _as_tuple(value: Any) -> tuple[Value, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _mapping(value: Any, where: str, key: str) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{where}: {key} must be a mapping" + (" (it is missing)" if value is None else ""))
+    return value
+
+
+def _text(value: Any, where: str, key: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{where}: {key} must be a text" + (" (it is missing)" if value is None else ""))
+    return value
+
+
+def _only_keys(raw: Mapping[Any, Any], known: set[str], where: str) -> None:
+    unknown = [str(k) for k in raw if k not in known]
+    if unknown:
+        raise UsageError(f"{where}: unknown key {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+
+
+def _list(values: Sequence[Value]) -> str:
+    return ", ".join(str(v) for v in values)
+
+
+def _when_text(when: Mapping[str, Sequence[Value]]) -> str:
+    return " and ".join(f"{name} in ({_list(values)})" for name, values in when.items())
