@@ -102,7 +102,8 @@ class Space:
     @property
     def digest(self) -> str:
         """Identity of what is searched: parameters, conditions, rules and model, not names or prose."""
-        parts = [[p.name, list(p.choices), sorted((k, list(v)) for k, v in p.when.items()), p.load] for p in self.params]
+        parts = [[p.name, list(p.choices), sorted((k, list(v)) for k, v in p.when.items()), p.load]
+                 for p in self.params]
         return digest(json.dumps([parts, self.engine, dict(self.model)], sort_keys=True, default=str))
 
     def split(self, config: Config) -> tuple[dict[str, Value], dict[str, Value]]:
@@ -134,7 +135,8 @@ class Space:
                 raise UsageError(f"{where}: {param.name} is missing (choices: {_list(param.choices)})")
             found = [c for c in param.choices if _among(config[param.name], (c,))]
             if not found:
-                raise UsageError(f"{where}: {param.name}={config[param.name]!r} is not a choice ({_list(param.choices)})")
+                raise UsageError(f"{where}: {param.name}={config[param.name]!r} is not a choice "
+                                 f"({_list(param.choices)})")
             clean[param.name] = found[0]
         return clean
 
@@ -246,7 +248,8 @@ def _param(name: Any, spec: Any, where: str) -> Param:
             raise UsageError(f"{at}: choices is empty: list at least one value")
         choices = tuple(raw)
     for choice in choices:
-        if not isinstance(choice, str | int | float | bool) or (isinstance(choice, float) and not math.isfinite(choice)):
+        finite = not isinstance(choice, float) or math.isfinite(choice)
+        if not isinstance(choice, str | int | float | bool) or not finite:
             raise UsageError(f"{at}: {choice!r} is not a text, number or boolean")
     if any(_among(a, (b,)) for a, b in itertools.combinations(choices, 2)):
         raise UsageError(f"{at}: a choice is listed twice")
