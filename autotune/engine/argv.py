@@ -1,0 +1,142 @@
+"""From a configuration to the exact command: the only place where flags are put together.
+
+    command = build(engine, space, server, values)
+
+Trials and exported scripts share the result, so what was measured is what is shipped. A configuration
+that the engine file cannot express raises UsageError: it is the space's or the file's fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+from autotune.engine.spec import Action, EngineSpec, text
+from autotune.records import Config, UsageError, Value
+from autotune.space import Space
+
+PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_.]*)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """An argument vector and the environment variables set on top of the caller's own; `gpus` it uses."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    gpus: int = 1
+
+    def with_values(self, **changes: str) -> Command:
+        """The same command with arguments that equal a key replaced (host and port of an export)."""
+        return dataclasses.replace(self, argv=tuple(changes.get(arg, arg) for arg in self.argv))
+
+
+def build(engine: EngineSpec, space: Space, server: Config, *, host: str = "127.0.0.1", port: int | str = 0,
+          device: str = "auto", version: str | None = None) -> Command:
+    """The command that starts `server`, a server part of `space`, on `engine`.
+
+    Raises UsageError when the engine file does not know a parameter, a choice or a placeholder, or has
+    nothing for the engine's version.
+    """
+    values = variables(engine, space, server, host=host, port=port, device=device)
+    argv = [fill(part, values, engine.name) for part in engine.command]
+    env = {key: fill(value, values, engine.name) for key, value in engine.env.items()}
+    gpus = 1
+    for action in engine.args:
+        if matches(action.versions, version):
+            argv += [fill(arg, values, engine.name) for arg in action.args]
+            env.update({k: fill(v, values, engine.name) for k, v in action.env.items()})
+    for param in space.server_params:
+        if param.name not in server:
+            continue
+        value = server[param.name]
+        action = choose(engine, param.name, value, version)
+        here = {**values, "value": text(value)}
+        argv += [fill(arg, here, engine.name) for arg in action.args]
+        env.update({k: fill(v, here, engine.name) for k, v in action.env.items()})
+        gpus *= int(value) if action.gpus == "value" else int(action.gpus)
+    return Command(tuple(argv), env, gpus)
+
+
+def choose(engine: EngineSpec, name: str, value: Value, version: str | None) -> Action:
+    """The action for one choice under an engine version. Raises UsageError when there is none."""
+    spec = engine.params.get(name)
+    where = f"engine {engine.name}"
+    if spec is None:
+        raise UsageError(f"{where} does not know the parameter {name}; it has {', '.join(sorted(engine.params))}")
+    actions = spec.alternatives(value)
+    if actions is None:
+        raise UsageError(f"{where} does not know {name}={text(value)}; it has {', '.join(sorted(spec.choices))}")
+    for action in actions:
+        if matches(action.versions, version):
+            return action
+    raise UsageError(f"{where} cannot express {name}={text(value)} in version {version or 'unknown'} "
+                     f"(it can in {'; '.join(a.versions for a in actions)})")
+
+
+def variables(engine: EngineSpec, space: Space, server: Config, *, host: str, port: int | str,
+              device: str) -> dict[str, str]:
+    """What placeholders in an engine file may name."""
+    values = {"host": host, "port": str(port), "device": device, "python": engine.python or sys.executable}
+    values.update({f"model.{key}": path for key, path in space.model.items()})
+    values.update({key: value for key, value in engine.vars.items()})
+    values.update({f"config.{key}": text(value) for key, value in server.items()})
+    values["max_concurrency"] = str(largest(space, "concurrency") or 1)
+    values["max_context"] = str(largest(space, "context") or 0)
+    return values
+
+
+def largest(space: Space, name: str) -> int | None:
+    """The largest choice of a numeric load parameter; None when the space has no such parameter."""
+    numbers = [c for p in space.params if p.name == name for c in p.choices if isinstance(c, int | float)]
+    return math.ceil(max(numbers)) if numbers else None
+
+
+def fill(template: str, values: Mapping[str, str], engine: str) -> str:
+    """Replace {name}s. Only names are looked up: no attributes, indexes or expressions."""
+
+    def lookup(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise UsageError(f"engine {engine}: {{{match[1]}}} is not known here (model paths are set in the space)")
+        return values[match[1]]
+
+    return PLACEHOLDER.sub(lookup, template)
+
+
+def matches(specifier: str, version: str | None) -> bool:
+    """Whether a version fulfils a PEP 440 specifier; an unknown version fulfils only "" and the newest range."""
+    if not specifier:
+        return True
+    if version is None:
+        return not specifier.lstrip().startswith("<")
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+def shown(command: Command) -> str:
+    """One line for people: environment, then shell-quoted arguments."""
+    import shlex
+
+    env = [f"{key}={shlex.quote(value)}" for key, value in sorted(command.env.items())]
+    return " ".join([*env, shlex.join(command.argv)])
+
+
+def flags(argv: Sequence[str]) -> dict[str, str | None]:
+    """Arguments as a mapping from flag to its value (None: a switch), for config files and comparison."""
+    found: dict[str, str | None] = {}
+    rest = list(argv)
+    while rest:
+        item = rest.pop(0)
+        if item.startswith("--"):
+            name, equals, value = item.partition("=")
+            if equals:
+                found[name] = value
+            elif rest and not rest[0].startswith("--"):
+                found[name] = rest.pop(0)
+            else:
+                found[name] = None
+    return found
