@@ -1,0 +1,238 @@
+"""The keeper: one small process between the tuner and a server, so that no orphan survives either of them.
+
+Run as `python -m autotune.engine.keeper` in a session of its own (Ctrl-C reaches the tuner, which then closes
+our standard input); it reads one line of JSON from standard input: argv, env, cwd, folder, port, secrets, term_s,
+log_limit_bytes. It then
+
+- becomes the reaper of every descendant (Linux child subreaper), so children that leave the group or
+  are orphaned stay within its reach;
+- starts the server in a session of its own and pumps its output, redacted and bounded, to folder/server.log;
+- ends all of it when standard input closes (the tuner died, or said so) or on SIGTERM: SIGTERM first,
+  SIGKILL after `term_s`;
+- writes folder/owner.json at the start and folder/exit.json at the end, and exits 0.
+
+Only the standard library and `autotune.redact` are imported: it must start fast and stay small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from typing import BinaryIO
+
+from autotune.redact import Redactor
+
+PR_SET_CHILD_SUBREAPER = 36
+FLUSH_S = 2.0
+TAIL_BYTES = 4 << 20
+LEFT_OUT = b"\n[autotune: %d bytes of the log left out here]\n"
+
+
+class BoundedLog:
+    """A log file of at most `limit` bytes: the first half whole, then a gap, then the newest lines."""
+
+    def __init__(self, path: pathlib.Path, limit: int, redactor: Redactor) -> None:
+        self.file: BinaryIO = path.open("wb", buffering=0)
+        self.head_limit = max(limit // 2, 4096)
+        self.tail_limit = min(self.head_limit, TAIL_BYTES)
+        self.redactor = redactor
+        self.head = self.dropped = self.tail_size = 0
+        self.tail: deque[bytes] = deque()
+        self.rest = b""
+        self.flushed = time.monotonic()
+
+    def write(self, data: bytes) -> None:
+        """Take raw output; whole lines are written, the rest waits for its end (at most 64 KiB)."""
+        data = self.rest + data
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if cut == 0 and len(data) > 65536:
+            cut = len(data)
+        self.rest = data[cut:]
+        if cut:
+            self._lines(data[:cut])
+
+    def _lines(self, lines: bytes) -> None:
+        if self.head < self.head_limit:
+            clean = self._clean(lines)
+            self.file.write(clean)
+            self.head += len(clean)
+            return
+        self.tail.append(lines)
+        self.tail_size += len(lines)
+        while self.tail_size > self.tail_limit and len(self.tail) > 1:
+            gone = len(self.tail.popleft())
+            self.tail_size -= gone
+            self.dropped += gone
+        self.flush(not_before_s=FLUSH_S)
+
+    def flush(self, not_before_s: float = 0.0) -> None:
+        """Bring the file up to date: head, gap, tail. Does nothing within `not_before_s` of the last time."""
+        if time.monotonic() - self.flushed < not_before_s:
+            return
+        self.flushed = time.monotonic()
+        if self.tail:
+            self.file.seek(self.head)
+            self.file.write((LEFT_OUT % self.dropped if self.dropped else b"") + self._clean(b"".join(self.tail)))
+            self.file.truncate()
+
+    def close(self) -> None:
+        if self.rest:
+            self._lines(self.rest)
+            self.rest = b""
+        self.flush()
+        self.file.close()
+
+    def _clean(self, lines: bytes) -> bytes:
+        return self.redactor.text(lines.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+def descendants() -> set[int]:
+    """Pids of every live descendant of this process, from /proc (Linux)."""
+    parents: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                stat = pathlib.Path("/proc", entry, "stat").read_bytes()
+                parents.setdefault(int(stat[stat.rindex(b")") + 2:].split()[1]), []).append(int(entry))
+    found: set[int] = set()
+    todo = [os.getpid()]
+    while todo:
+        for child in parents.get(todo.pop(), []):
+            if child not in found:
+                found.add(child)
+                todo.append(child)
+    return found
+
+
+def reap() -> dict[int, int]:
+    """Collect ended children: pid -> return code as subprocess counts it (negative: killed by that signal)."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended[pid] = os.waitstatus_to_exitcode(status)
+    return ended
+
+
+def end_all(term_s: float, main_pid: int) -> dict[int, int]:
+    """End every descendant: SIGTERM, then SIGKILL after `term_s`. Returns what was reaped."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        os.killpg(main_pid, signal.SIGTERM)
+    deadline = time.monotonic() + term_s
+    while alive := descendants():
+        if time.monotonic() > deadline:
+            for pid in alive:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        elif main_pid not in alive:
+            for pid in alive:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGTERM)
+        time.sleep(0.02)
+        ended.update(reap())
+    ended.update(reap())
+    return ended
+
+
+def write_json(path: pathlib.Path, value: object) -> None:
+    """Replace `path` at once, so that nobody reads half of it."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=1) + "\n")
+    part.replace(path)
+
+
+def started(pid: int) -> str:
+    """A process's start time as the kernel counts it: with the pid, and until reboot, an identity."""
+    stat = pathlib.Path("/proc", str(pid), "stat").read_bytes()
+    return stat[stat.rindex(b")") + 2:].split()[19].decode()
+
+
+def keep(order: dict[str, object], control: int) -> int:
+    """Run one server to its end; see the module's docstring."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    folder = pathlib.Path(str(order["folder"]))
+    log = BoundedLog(folder / "server.log", int(str(order["log_limit_bytes"])),
+                     Redactor(order["secrets"]))  # type: ignore[arg-type]
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    asked_to_end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked_to_end.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        server = subprocess.Popen(order["argv"], cwd=str(order["cwd"]), env=order["env"],  # type: ignore[call-overload]
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  start_new_session=True)
+    except OSError as error:
+        log.write(f"autotune: cannot start the server: {error}\n".encode())
+        log.close()
+        write_json(folder / "exit.json", {"exit_status": 127, "ended_by": "start", "left": 0})
+        return 0
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    write_json(folder / "owner.json", {
+        "boot": boot, "keeper": os.getpid(), "keeper_started": started(os.getpid()),
+        "server": server.pid, "server_started": started(server.pid), "session": server.pid,
+        "marker": order["env"]["AUTOTUNE_LAUNCH"], "port": order.get("port"),  # type: ignore[index]
+    })
+    output = server.stdout
+    assert output is not None
+    sources = [control, wake_read, output.fileno()]
+    ended: dict[int, int] = {}
+    ended_by = "itself"
+    while server.pid not in ended:
+        for source in select.select(sources, [], [], FLUSH_S)[0]:
+            data = os.read(source, 65536)
+            if source == output.fileno():
+                log.write(data) if data else sources.remove(source)
+            elif source == control and not data:
+                asked_to_end.set()
+                sources.remove(control)
+        log.flush(not_before_s=FLUSH_S)
+        ended.update(reap())
+        if asked_to_end.is_set():
+            ended_by = "tuner"
+            break
+    drained = threading.Thread(target=drain, args=(output, log), daemon=True)
+    drained.start()
+    left = len(descendants() - {server.pid})
+    ended.update(end_all(float(str(order["term_s"])), server.pid))
+    drained.join(5)
+    log.close()
+    write_json(folder / "exit.json", {"exit_status": ended.get(server.pid), "ended_by": ended_by,
+                                      "left": left if ended_by == "itself" else 0})
+    return 0
+
+
+def drain(output: BinaryIO, log: BoundedLog) -> None:
+    """Read what is still coming until every writer has closed the pipe."""
+    with contextlib.suppress(OSError, ValueError):
+        while data := os.read(output.fileno(), 65536):
+            log.write(data)
+
+
+def main() -> int:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 65536)
+        if not byte:
+            return 1
+        line += byte
+    return keep(json.loads(line), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

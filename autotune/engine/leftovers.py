@@ -1,0 +1,97 @@
+"""What a dead tuner left running: recognised by our own records, never by name, and ended.
+
+A launch's folder holds owner.json (pids with start times, session, marker, boot) from its start and
+exit.json from its end. A record of another boot, or a pid with another start time, is not ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import signal
+import time
+
+WAIT_S = 15.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """What was ended for one launch folder: its name and how many processes."""
+
+    launch: str
+    processes: int
+
+
+def end_leftovers(study_folder: pathlib.Path) -> list[Ended]:
+    """End whatever earlier tuners of this study left running. Returns what was found alive."""
+    found = []
+    for folder in sorted((study_folder / "launches").glob("*")):
+        if (folder / "owner.json").exists() and not (folder / "exit.json").exists() and (count := end_launch(folder)):
+            found.append(Ended(folder.name, count))
+    return found
+
+
+def end_launch(folder: pathlib.Path) -> int:
+    """End every process of one launch; returns how many were alive. Waits for the keeper to do it first."""
+    try:
+        owner = json.loads((folder / "owner.json").read_text())
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        if owner["boot"] != boot:
+            return 0
+        keeper, keeper_started = int(owner["keeper"]), str(owner["keeper_started"])
+        session, marker, oldest = int(owner["session"]), str(owner["marker"]), int(owner["server_started"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    first = members(session, marker, oldest)
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline and start_time(keeper) == keeper_started:
+        time.sleep(0.05)  # its control pipe is closed, so it is ending the server
+    if start_time(keeper) == keeper_started:
+        with contextlib.suppress(OSError):
+            _kill(keeper)
+    while alive := members(session, marker, oldest):
+        for pid in alive:
+            with contextlib.suppress(OSError):
+                _kill(pid)
+        time.sleep(0.02)
+    return len(first)
+
+
+def members(session: int, marker: str, oldest: int) -> set[int]:
+    """Live processes of a launch: in the server's session, or carrying its marker in their environment.
+
+    `oldest` is the server's start time in clock ticks: a process older than that is never a member.
+    """
+    found = set()
+    wanted = f"AUTOTUNE_LAUNCH={marker}".encode()
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_bytes()
+            fields = stat[stat.rindex(b")") + 2:].split()
+            if fields[0] == b"Z" or int(fields[19]) < oldest:
+                continue
+            if int(fields[3]) == session or wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.add(int(entry.name))
+        except (OSError, ValueError, IndexError):
+            continue
+    return found
+
+
+def start_time(pid: int) -> str | None:
+    """A process's start time in clock ticks since boot; None when it does not run."""
+    try:
+        stat = pathlib.Path("/proc", str(pid), "stat").read_bytes()
+        fields = stat[stat.rindex(b")") + 2:].split()
+    except (OSError, ValueError):
+        return None
+    return None if fields[0] == b"Z" else fields[19].decode()
+
+
+def _kill(pid: int) -> None:
+    import os
+
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,271 @@
+"""One server process tree as the tuner sees it: started through the keeper, watched, asked, ended.
+
+    with Server(command, engine, folder, ...) as server:
+        failure = server.wait_ready(progress)      # None, or how it failed
+        ...                                        # server.url, server.alive
+    # here every process of it is gone
+
+The keeper (engine/keeper.py) guarantees that leaving the block, or dying in it, leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from autotune.engine.argv import Command
+from autotune.engine.spec import EngineSpec
+from autotune.engine.stages import StageReader
+from autotune.records import AutotuneError, Stage
+from autotune.redact import Redactor
+
+POLL_S = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerSettings:
+    """Limits that hold for every server (conf/server)."""
+
+    stage_limit_s: float  # for a stage that the engine file gives no limit of its own
+    stage_limits_s: dict[str, float]  # overrides per stage, by name
+    ready_poll_s: float
+    request_timeout_s: float  # for the first completion
+    log_limit_mib: float
+    gpu_free_s: float  # how long to wait for GPU memory to be given back
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """How a server failed, before anybody has read its log: the input of the crash classifier.
+
+    `kind` is exited, stage_timeout, bad_answer or start. `detail` is one line of what was seen.
+    """
+
+    kind: str
+    stage: Stage
+    after_s: float
+    exit_status: int | None
+    detail: str
+
+
+class Server:
+    def __init__(self, command: Command, engine: EngineSpec, folder: pathlib.Path, settings: ServerSettings,
+                 port: int, host: str = "127.0.0.1") -> None:
+        self.command, self.engine, self.folder, self.settings = command, engine, folder, settings
+        self.url = f"http://{host}:{port}"
+        self.port = port
+        self.log = folder / "server.log"
+        self.redactor = Redactor.from_command(command.argv, command.env, os.environ)
+        self.stages = StageReader(self.log, engine.stages)
+        self.marker = uuid.uuid4().hex
+        self.started = time.monotonic()
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the keeper, which starts the server. Raises AutotuneError when the keeper cannot start."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / "command.json", {
+            "argv": self.redactor.argv(self.command.argv), "env": self.redactor.data(self.command.env),
+            "gpus": self.command.gpus, "engine": self.engine.name, "port": self.port})
+        order = {
+            "argv": self.command.argv, "cwd": os.getcwd(), "folder": str(self.folder), "port": self.port,
+            "env": {**os.environ, **self.command.env, "AUTOTUNE_LAUNCH": self.marker},
+            "secrets": self.redactor.values, "term_s": self.engine.stop_s,
+            "log_limit_bytes": int(self.settings.log_limit_mib * 2**20),
+        }
+        root = str(pathlib.Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
+        self.started = time.monotonic()
+        try:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-m", "autotune.engine.keeper"], stdin=subprocess.PIPE, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": path})
+            assert self._keeper.stdin is not None
+            self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
+            self._keeper.stdin.flush()
+        except OSError as error:
+            raise AutotuneError(f"cannot start the process that keeps the server: {error}") from error
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server's main process runs (the keeper ends with it)."""
+        return self._keeper is not None and self._keeper.poll() is None
+
+    @property
+    def after_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    @property
+    def pid(self) -> int | None:
+        """The server's main process; None before it started or when unreadable."""
+        pid = _read_json(self.folder / "owner.json").get("server")
+        return pid if isinstance(pid, int) else None
+
+    @property
+    def exit_status(self) -> int | None:
+        """Return code of the main process (negative: killed by that signal); None while it runs or is unknown."""
+        status = _read_json(self.folder / "exit.json").get("exit_status")
+        return status if isinstance(status, int) else None
+
+    def wait_ready(self, progress: Callable[[Stage, float], None] = lambda stage, after_s: None) -> Failure | None:
+        """Wait until alive, log mark seen, health 200 and one completion generated. None: ready."""
+        ready = self.engine.ready
+        marked = healthy = False
+        detail = ""
+        next_ask = 0.0
+        while True:
+            if not self.alive:
+                self.stages.update()
+                return self.failure("exited", f"the server process ended with status {self.exit_status}")
+            stage = self.stages.update()
+            progress(stage, self.after_s)
+            marked = marked or ready.log is None or ready.log.pattern in self.stages.seen or self._mark_seen()
+            if time.monotonic() >= next_ask and (marked or stage is Stage.WARMUP):
+                healthy, detail = self._healthy(ready.path)
+                next_ask = time.monotonic() + self.settings.ready_poll_s
+            if marked and healthy:
+                self.stages.enter(Stage.WARMUP)
+                problem = self.first_completion()
+                if problem is None:
+                    self.stages.enter(Stage.SERVING)
+                    progress(Stage.SERVING, self.after_s)
+                    return None
+                self._settle()
+                return self.failure("exited" if not self.alive else "bad_answer", problem)
+            limit_s = self.stage_limit_s(stage)
+            if time.monotonic() - self.stages.entered > limit_s:
+                return self.failure("stage_timeout", f"no end of stage {stage} after {limit_s:g} s" +
+                                    (f" (last answer: {detail})" if detail else ""))
+            time.sleep(POLL_S)
+
+    def failure(self, kind: str, detail: str) -> Failure:
+        """A Failure at the present stage."""
+        return Failure(kind, self.stages.stage, self.after_s, self.exit_status, self.redactor.text(detail))
+
+    def stage_limit_s(self, stage: Stage) -> float:
+        """Time limit of a stage: the user's, else the engine's, else the general one."""
+        named = self.settings.stage_limits_s.get(stage)
+        return named if named is not None else self.engine.stage_limits_s.get(stage, self.settings.stage_limit_s)
+
+    def first_completion(self) -> str | None:
+        """Generate a few tokens; None when it worked, else one line of what came back."""
+        import httpx
+
+        prompt = "The quick brown fox"
+        body: dict[str, Any]
+        if self.engine.request.api == "sglang_generate":
+            path, body = "/generate", {"text": prompt, "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
+        else:
+            path, body = "/v1/completions", {"prompt": prompt, "max_tokens": 4, "temperature": 0}
+            body["model"] = self.engine.request.model or self.model_name() or "default"
+        try:
+            answer = httpx.post(self.url + path, json=body, timeout=self.settings.request_timeout_s, trust_env=False)
+        except httpx.HTTPError as error:
+            return f"POST {path}: {type(error).__name__}: {error}"
+        if answer.status_code != 200:
+            return f"POST {path}: HTTP {answer.status_code}: {answer.text[:300]!r}"
+        try:
+            data = answer.json()
+            produced = data["meta_info"]["completion_tokens"] if "meta_info" in data and "text" in data else \
+                data["usage"]["completion_tokens"]
+        except (ValueError, KeyError, TypeError):
+            return f"POST {path}: an answer without token counts: {answer.text[:300]!r}"
+        return None if isinstance(produced, int) and produced > 0 else f"POST {path}: no token generated"
+
+    def model_name(self) -> str | None:
+        """The first name that /v1/models lists; None when there is none."""
+        models = self.get_json("/v1/models").get("data")
+        return str(models[0].get("id")) if isinstance(models, list) and models else None
+
+    def get_json(self, path: str) -> dict[str, Any]:
+        """A JSON object from the server; {} when it does not answer with one."""
+        import httpx
+
+        try:
+            data = httpx.get(self.url + path, timeout=self.settings.request_timeout_s, trust_env=False).json()
+        except (httpx.HTTPError, ValueError):
+            return {}
+        return data if isinstance(data, dict) else {}
+
+    def stop(self) -> int | None:
+        """End every process of the server and return its exit status. Safe to call twice."""
+        keeper = self._keeper
+        if keeper is None:
+            return None
+        if keeper.stdin is not None:
+            with contextlib.suppress(OSError):
+                keeper.stdin.close()
+        try:
+            keeper.wait(self.engine.stop_s + 30)
+        except subprocess.TimeoutExpired:
+            keeper.kill()
+            keeper.wait()
+            from autotune.engine.leftovers import end_launch
+
+            end_launch(self.folder)
+        return self.exit_status
+
+    def _settle(self) -> None:
+        """Give a server that just failed a request a moment to die, so that its exit status is known."""
+        deadline = time.monotonic() + 2.0
+        while self.alive and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _mark_seen(self) -> bool:
+        pattern = self.engine.ready.log
+        if pattern is None or not self.log.exists():
+            return pattern is None
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - 65536))
+            return bool(pattern.search(file.read().decode("utf-8", "replace")))
+
+    def _healthy(self, path: str) -> tuple[bool, str]:
+        import httpx
+
+        try:
+            status = httpx.get(self.url + path, timeout=10.0, trust_env=False).status_code
+        except httpx.HTTPError as error:
+            return False, f"GET {path}: {type(error).__name__}"
+        return status == 200, f"GET {path}: HTTP {status}"
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that was free a moment ago. Somebody may still steal it: launches are retried on that."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def write_json(path: pathlib.Path, value: object) -> None:
+    """Replace `path` at once, so that nobody reads half of it."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value, indent=1, default=str) + "\n")
+    part.replace(path)
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
