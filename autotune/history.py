@@ -68,8 +68,9 @@ def severity(crash: Crash) -> float:
 def measurement_attrs(m: Measurement) -> dict[str, Any]:
     """A measurement as trial attributes; what is unknown is None (and then absent), never 0."""
     flat: dict[str, Any] = {
-        "tokens_per_s": m.tokens_per_s, "watts": m.energy.watts, "tokens_per_j": m.tokens_per_j,
-        "joules": m.energy.joules, "energy_source": m.energy.source, "energy_assumed": m.energy.assumed, "energy_valid": m.energy.valid,
+        "tokens_per_s": m.tokens_per_s, "tokens_per_j": m.tokens_per_j,
+        "watts": m.energy.watts, "joules": m.energy.joules,
+        "energy_source": m.energy.source, "energy_assumed": m.energy.assumed, "energy_valid": m.energy.valid,
         "energy_reasons": list(m.energy.reasons), "energy_scope": m.energy.scope,
         "energy_cross_check_j": m.energy.cross_check_j,
         "accept_length": m.accept_length, "window_s": m.window_s, "output_tokens": m.output_tokens,
