@@ -110,6 +110,18 @@ class Study:
         else:
             self.inner.tell(trial, verdict.value)
 
+    def copy(self, trial: optuna.Trial, source: TrialRecord, *, cost_s: float, launch_s: float, **attrs: Any) -> None:
+        """Record for `trial` what `source`, another configuration of the very same server, was measured at."""
+        own = {"owner", "launch_id", "reason", "cost_s", "launch_s", *attrs}
+        taken = {name: value for name, value in source.attrs.items() if name not in own}
+        for name, value in {**taken, **attrs, "same_as": source.number, "cost_s": round(cost_s, 3),
+                            "launch_s": round(launch_s, 3)}.items():
+            if value is not None:
+                trial.set_user_attr(name, value)
+        for key, value in self.inner.trials[source.number].constraints.items():
+            trial.set_constraint(key, value)
+        self.inner.tell(trial, source.value)
+
     def fail(self, trial: optuna.Trial, why: str) -> None:
         """Our own fault, or an interruption: nothing was learned about the configuration."""
         from optuna.trial import TrialState
@@ -120,6 +132,10 @@ class Study:
     def records(self) -> list[TrialRecord]:
         """Every trial, oldest first."""
         return [_record(t) for t in self.inner.get_trials(deepcopy=False)]
+
+    def record(self, number: int) -> TrialRecord:
+        """One trial by its number."""
+        return _record(self.inner.get_trials(deepcopy=False)[number])
 
     def attrs(self) -> dict[str, Any]:
         """The study's own attributes."""

@@ -1,0 +1,138 @@
+"""The command line: `python -m autotune [VERB] +space=NAME [overrides]`. Verbs are in `autotune/verbs.py`.
+
+Exit codes: 0 done; 1 our failure; 2 bad usage or space; 3 nothing feasible; 4 this host cannot run it;
+130 interrupted (state kept). Every failure is one line on standard error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from autotune.records import AutotuneError, UsageError
+
+VERBS = {
+    "tune": "run or resume the study (the default)",
+    "check": "what this host lacks, the exact command, and every choice with its reason",
+    "matrix": "concurrency x context table for config=baseline, config=best or config=TRIAL on one launch",
+    "classify": "explain server logs: classify FILE... (- reads standard input); needs no space",
+    "report": "write report.html and report.md, print the summary (report.format=json for scripts)",
+    "export": "write the best configuration (or trial=N): format=sh, systemd, compose, k8s, yaml",
+    "dashboard": "optuna-dashboard on this study, on loopback only",
+    "worker": "join a study from another process or host",
+}
+USAGE = "usage: python -m autotune [VERB] +space=NAME [key=value ...] [--spaces DIR] [-v] [--cfg]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A command line taken apart: the verb, Hydra overrides, plain arguments, and our options."""
+
+    verb: str
+    overrides: tuple[str, ...]
+    files: tuple[str, ...]
+    spaces: tuple[str, ...]
+    verbose: bool
+    help: bool
+    version: bool
+    show_config: bool
+
+
+def parse(argv: Sequence[str]) -> Line:
+    """Take a command line apart. Raises UsageError for what is neither verb, override nor option."""
+    rest = list(argv)
+    verb = rest.pop(0) if rest and rest[0] in VERBS else "tune"
+    overrides, files, spaces = [], [], []
+    flags = {"verbose": False, "help": False, "version": False, "show_config": False}
+    names = {"-v": "verbose", "--verbose": "verbose", "-h": "help", "--help": "help", "--version": "version",
+             "--cfg": "show_config"}
+    while rest:
+        item = rest.pop(0)
+        if item in names:
+            flags[names[item]] = True
+        elif item == "--spaces" and rest:
+            spaces.append(rest.pop(0))
+        elif item.startswith("--spaces="):
+            spaces.append(item.split("=", 1)[1])
+        elif verb == "classify" and (item == "-" or not item.startswith("-")):
+            files.append(item)
+        elif item.startswith("-"):
+            raise UsageError(f"unknown option {item} ({USAGE})")
+        elif "=" in item or item.startswith("~"):
+            overrides.append(item)
+        else:
+            raise UsageError(f"{item!r} is neither a verb ({', '.join(VERBS)}) nor an override key=value")
+    return Line(verb, tuple(overrides), tuple(files), tuple(spaces), **flags)
+
+
+def help_text(extra: Sequence[str]) -> str:
+    """What --help prints, with the spaces that exist."""
+    from autotune.config import space_files
+
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:{width}}  {text}" for name, text in VERBS.items())
+    spaces = "\n".join(f"  {name:{width}}  {describe(file)}" for name, file in sorted(space_files(extra).items()))
+    return (f"{USAGE}\n\nFind the inference-server configuration with the most output tokens per joule.\n\n"
+            f"verbs:\n{verbs}\n\nspaces:\n{spaces}\n\n"
+            "settings are Hydra overrides: study.launches=20 workload.window_s=60 power=cpu_time engine.python=/path\n"
+            "--spaces DIR adds a folder of spaces; --cfg prints the composed configuration; -v logs to the terminal")
+
+
+def describe(file: object) -> str:
+    """The `describe` line of a space file, without reading it as a space."""
+    import pathlib
+
+    lines = pathlib.Path(str(file)).read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("describe:")), "")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Do what a command line says; returns the exit code."""
+    line = parse(argv)
+    if line.version:
+        import autotune
+
+        print(f"autotune {autotune.__version__}")
+        return 0
+    if line.help:
+        print(help_text(line.spaces))
+        return 0
+    if line.verb == "classify":
+        from autotune.crash.verb import run as classify
+
+        if not line.files:
+            raise UsageError("classify needs at least one log file, or - for standard input")
+        return classify(list(line.files), sys.stdout)
+    from autotune import config
+
+    settings = config.load(line.overrides, line.spaces)
+    if line.show_config:
+        from omegaconf import OmegaConf
+
+        print(OmegaConf.to_yaml(OmegaConf.create(dict(settings.composed))), end="")
+        return 0
+    from autotune import verbs
+
+    return verbs.run(line.verb, settings, line.verbose)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point: one line and an exit code for whatever goes wrong."""
+    try:
+        return run(sys.argv[1:] if argv is None else argv)
+    except AutotuneError as error:
+        print(f"autotune: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("autotune: interrupted; the study is kept: run the same command to resume", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""What is installed and which GPUs are there: facts about this host for preflight and provenance."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+from autotune.engine.spec import EngineSpec
+from autotune.records import digest
+
+PROBE_S = 60.0
+ASK_VERSION = ("import importlib.metadata as m, sys\n"
+               "try: print(m.version(sys.argv[1]))\nexcept m.PackageNotFoundError: sys.exit(3)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """One GPU: its UUID (kept hashed wherever it is written), name and memory in GiB."""
+
+    uuid: str
+    name: str
+    memory_gib: float
+
+    @property
+    def hashed(self) -> str:
+        return f"{self.name} {digest(self.uuid, 8)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpus:
+    """The GPUs that a server started here may use, and why there are none if so."""
+
+    gpus: tuple[Gpu, ...]
+    driver: str | None = None
+    why_none: str = ""
+
+
+def engine_version(engine: EngineSpec) -> str | None:
+    """The engine's version: given in the engine file, else that of its package in its interpreter; None: unknown."""
+    if engine.version is not None:
+        return engine.version
+    if engine.package is None:
+        import autotune
+
+        return autotune.__version__
+    if engine.python is None:
+        import importlib.metadata
+
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(engine.package)
+        return None
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        asked = subprocess.run([engine.python, "-c", ASK_VERSION, engine.package], capture_output=True, text=True,
+                               timeout=PROBE_S)
+        if asked.returncode == 0:
+            return asked.stdout.strip() or None
+    return None
+
+
+def interpreter_problem(engine: EngineSpec) -> str | None:
+    """Why the engine's interpreter or program cannot be started; None when it can be found."""
+    program = engine.command[0].replace("{python}", engine.python or sys.executable)
+    if shutil.which(program) is None:
+        return f"the program {program} is not found (set engine.python=/path/to/python)"
+    return None
+
+
+def visible_gpus() -> Gpus:
+    """GPUs through NVML, limited to CUDA_VISIBLE_DEVICES when it is set. Never raises: says why instead."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:  # the binding raises its own classes, ImportError or OSError
+        return Gpus((), None, f"no NVIDIA GPU is visible here ({type(error).__name__}: {error})")
+    try:
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
+            found.append(Gpu(str(pynvml.nvmlDeviceGetUUID(handle)), str(pynvml.nvmlDeviceGetName(handle)), memory))
+        kept = chosen(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return Gpus(tuple(kept), driver, "" if kept else "CUDA_VISIBLE_DEVICES leaves no GPU")
+    except pynvml.NVMLError as error:
+        return Gpus((), None, f"NVML does not answer ({error})")
+    finally:
+        with contextlib.suppress(Exception):
+            pynvml.nvmlShutdown()
+
+
+def chosen(found: list[Gpu], variable: str | None) -> list[Gpu]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; entries are indexes or UUID prefixes."""
+    if variable is None:
+        return found
+    kept: list[Gpu] = []
+    for entry in (e.strip() for e in variable.split(",")):
+        match = ([found[int(entry)]] if entry.isdigit() and int(entry) < len(found) else
+                 [g for g in found if entry and g.uuid.startswith(entry)])
+        if not match:
+            break  # CUDA ignores everything after the first invalid entry
+        kept += match[:1]
+    return kept
+
+
+def cpu_name() -> str:
+    """The processor's name and the number of usable cores."""
+    name = "CPU"
+    with contextlib.suppress(OSError):
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name} x{len(os.sched_getaffinity(0))}"
+
+
+def gpu_memory_used_mib(uuids: list[str]) -> dict[str, float]:
+    """Memory in use per GPU in MiB, by UUID; a GPU that cannot be read is left out."""
+    used: dict[str, float] = {}
+    if not uuids:
+        return used
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for uuid in uuids:
+            with contextlib.suppress(pynvml.NVMLError):
+                used[uuid] = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).used / 2**20
+        pynvml.nvmlShutdown()
+    return used

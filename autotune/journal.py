@@ -1,0 +1,51 @@
+"""Our own log: structured lines, one file per run in outputs/STUDY/logs/, redacted; `-v` shows it to people."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pathlib
+import sys
+import time
+
+from autotune.redact import Redactor
+
+LOG = logging.getLogger("autotune")
+PLAIN = set(logging.makeLogRecord({}).__dict__)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, where, message, and whatever `extra` held."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        super().__init__()
+        self.redactor = redactor
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+                 "level": record.levelname.lower(), "module": record.module, "message": record.getMessage()}
+        entry |= {key: value for key, value in record.__dict__.items() if key not in PLAIN and key != "taskName"}
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(self.redactor.data(entry), default=str)
+
+
+def open_journal(folder: pathlib.Path, verbose: bool) -> pathlib.Path:
+    """Start this run's log file and return its path. Raises OSError when the folder cannot be written."""
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    path = folder / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
+    redactor = Redactor.from_command(sys.argv, os.environ)
+    for handler in list(LOG.handlers):
+        LOG.removeHandler(handler)
+        handler.close()
+    written = logging.FileHandler(path)
+    written.setFormatter(JsonLines(redactor))
+    LOG.addHandler(written)
+    LOG.setLevel(logging.DEBUG)
+    LOG.propagate = False
+    if verbose:
+        shown = logging.StreamHandler(sys.stderr)
+        shown.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(module)s: %(message)s"))
+        LOG.addHandler(shown)
+    return path

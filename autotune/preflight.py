@@ -1,0 +1,123 @@
+"""What this host lacks, said before anything starts; and why each choice can or cannot run here."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from autotune.config import Settings
+from autotune.engine.argv import Command, build, choose
+from autotune.engine.probe import Gpus, engine_version, interpreter_problem, visible_gpus
+from autotune.engine.spec import text
+from autotune.records import UsageError, Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One choice of one parameter, whether it can run here, and why not."""
+
+    param: str
+    value: Value
+    problems: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preflight:
+    """`problems` keep the baseline from running here; `choices` lists every choice with its own problems."""
+
+    command: Command
+    version: str | None
+    gpus: Gpus
+    problems: tuple[str, ...]
+    choices: tuple[Choice, ...]
+
+
+def check(settings: Settings) -> Preflight:
+    """Look at this host for a space. Raises UsageError when space and engine file do not fit each other."""
+    space, engine = settings.space, settings.engine
+    version = engine_version(engine)
+    gpus = visible_gpus()
+    server = space.split(space.baseline)[0]
+    command = build(engine, space, server, port="PORT", device=settings.device, version=version)
+    problems = [*host_problems(settings, gpus, version), *gpu_problem(command.gpus, gpus, settings)]
+    choices = []
+    for param in space.server_params:
+        for value in param.choices:
+            found = choice_problems(settings, param.name, value, gpus, version)
+            choices.append(Choice(param.name, value, tuple(found)))
+    return Preflight(command, version, gpus, tuple(problems), tuple(choices))
+
+
+def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[str]:
+    """What is missing for every configuration."""
+    engine, needs = settings.engine, settings.space.needs
+    found = [problem for problem in [interpreter_problem(engine)] if problem]
+    if engine.package is not None and version is None:
+        found.append(f"{engine.package} is not installed in {engine.python or 'this Python'} "
+                     "(install it, or set engine.python to the interpreter that has it)")
+    count = int(needs.get("gpus", 0))
+    if count and len(gpus.gpus) < count:
+        found.append(f"the space needs {count} GPUs, {len(gpus.gpus)} visible"
+                     + (f": {gpus.why_none}" if gpus.why_none else ""))
+    name = str(needs.get("gpu_name", ""))
+    if name and gpus.gpus and not all(name.lower() in g.name.lower() for g in gpus.gpus):
+        found.append(f"the space needs {name} GPUs, here are {', '.join(sorted({g.name for g in gpus.gpus}))}")
+    memory = float(needs.get("gpu_memory_gib", 0))
+    small = [g for g in gpus.gpus if g.memory_gib < memory]
+    if small:
+        found.append(f"the space needs {memory:g} GiB a GPU, here are {small[0].memory_gib:.0f} GiB")
+    for key, path in settings.space.model.items():
+        if ("/" in path or path.startswith(".")) and not pathlib.Path(path).exists() and looks_local(path):
+            found.append(f"model.{key}: {path} does not exist (set space.model.{key}=/path)")
+    return found
+
+
+def looks_local(path: str) -> bool:
+    """Whether a model is given as a path (and not as the name of a repository on a hub, ORG/NAME)."""
+    return path.startswith(("/", ".", "~")) or path.count("/") != 1
+
+
+def gpu_problem(wanted: int, gpus: Gpus, settings: Settings) -> list[str]:
+    """A configuration that multiplies to more GPUs than there are, on an engine that needs GPUs at all."""
+    if not settings.space.needs.get("gpus") or wanted <= len(gpus.gpus):
+        return []
+    return [f"needs {wanted} GPU{'s' if wanted > 1 else ''}, {len(gpus.gpus)} visible"]
+
+
+def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, version: str | None) -> list[str]:
+    """Why one choice cannot run here."""
+    try:
+        action = choose(settings.engine, name, value, version)
+    except UsageError as error:
+        return [str(error)]
+    wanted = int(value) if action.gpus == "value" else int(action.gpus)
+    problems = gpu_problem(wanted, gpus, settings)
+    alone = [rule for rule in settings.space.rules if set(rule.when) == {name} and rule.matches({name: value})]
+    return problems + [rule.because for rule in alone]
+
+
+def shown(report: Preflight, settings: Settings) -> str:
+    """The report as plain text: command, host problems, then every choice."""
+    from autotune.engine.argv import shown as command_line
+
+    lines = [f"space    {settings.space.name}: {settings.space.describe or settings.space.engine}",
+             f"engine   {settings.engine.name} {report.version or '(version unknown)'}",
+             f"GPUs     {', '.join(g.hashed for g in report.gpus.gpus) or report.gpus.why_none}",
+             f"baseline {', '.join(f'{k}={text(v)}' for k, v in settings.space.baseline.items())}",
+             "", "command of the baseline:", "  " + command_line(report.command), ""]
+    if report.problems:
+        lines += ["the baseline cannot run here:", *(f"  - {p}" for p in report.problems), ""]
+    else:
+        lines += ["the baseline can run here.", ""]
+    lines.append("choices:")
+    for param in settings.space.params:
+        lines.append(f"  {param.name}" + (" (load, changed on a live server)" if param.load else ""))
+        for value in param.choices:
+            found = next((c.problems for c in report.choices if (c.param, c.value) == (param.name, value)), ())
+            lines.append(f"    {text(value):24} " + ("; ".join(found) if found else "ok"))
+    if settings.space.rules:
+        lines += ["", "never launched together:"]
+        for rule in settings.space.rules:
+            together = " + ".join(f"{k}={'|'.join(text(x) for x in v)}" for k, v in rule.when.items())
+            lines.append(f"  {together}: {rule.because}")
+    return "\n".join(lines)

@@ -1,0 +1,140 @@
+"""One launch and its measurements: from a server part to outcomes. Knows neither Optuna nor strategies.
+
+    bench = Bench(settings, version, gpus, meter)
+    with bench.launch(server, folder, progress) as live:
+        outcome = live.crash or live.measure({"concurrency": 8}, trial=3)
+
+A configuration's failure comes back as a Crash value; an exception is our own fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from autotune.config import Settings
+from autotune.crash.classify import classify
+from autotune.engine.argv import build
+from autotune.engine.probe import Gpus, gpu_memory_used_mib
+from autotune.engine.server import Failure, Server, free_port
+from autotune.measure.target import load_spec, target_of, window_settings
+from autotune.records import AutotuneError, Config, Crash, Measurement, Stage, Value, digest
+
+if TYPE_CHECKING:
+    from autotune.measure.power.meter import Meter
+
+PORT_TRIES = 3
+GPU_SLACK_MIB = 512.0
+LOG = logging.getLogger("autotune")
+Progress = Callable[[str, float], None]
+
+
+class LiveServer:
+    """A launch as the loop sees it: crashed at start, or serving."""
+
+    def __init__(self, bench: Bench, server: Server, config: Config, folder: pathlib.Path, crash: Crash | None,
+                 progress: Progress) -> None:
+        self.bench, self.server, self.config, self.folder, self.crash = bench, server, config, folder, crash
+        self.progress = progress
+        self.launch_s = server.after_s
+        self.argv = server.redactor.argv(server.command.argv)
+        self.env = dict(server.command.env)
+        self.resolved = self._resolved() if crash is None else {}
+
+    @property
+    def alive(self) -> bool:
+        return self.crash is None and self.server.alive
+
+    @property
+    def resolved_key(self) -> str | None:
+        """Identity of what the server says it resolved; None when it does not say."""
+        return digest(json.dumps(self.resolved, sort_keys=True, default=str)) if self.resolved else None
+
+    def measure(self, load: Config, trial: int) -> Measurement | Crash:
+        """Measure one load part; a server that fails under it is a Crash at stage serving."""
+        from autotune.measure.run import measure
+
+        settings = self.bench.settings
+        target = target_of(settings.engine, self.server.url, self.server.model_name() or "default")
+        spec = load_spec(settings.workload, load)
+        self.bench.meter.watch(self.server.pid, self.bench.uuids(self.server.command.gpus))
+        found = measure(target, spec, self.bench.meter, window_settings(settings.workload),
+                        alive=lambda: self.server.alive,
+                        progress=lambda text: self.progress(text, self.server.after_s),
+                        record=self.folder / f"requests-{trial}.jsonl")
+        if isinstance(found, Measurement):
+            return found
+        if found.host_fault:
+            raise AutotuneError(f"{found.detail}: the study stops here and can be resumed once this is mended")
+        failure = self.server.failure(found.kind, found.detail)
+        return self.bench.crash(self.server, dataclasses.replace(failure, stage=Stage.SERVING))
+
+    def _resolved(self) -> dict[str, Any]:
+        info = self.bench.settings.engine.info
+        if info.path is None:
+            return {}
+        told = self.server.get_json(info.path)
+        return {key: told[key] for key in info.identity if key in told}
+
+
+@dataclasses.dataclass
+class Bench:
+    """What the launches of one tuner share."""
+
+    settings: Settings
+    version: str | None
+    gpus: Gpus
+    meter: Meter
+
+    @contextlib.contextmanager
+    def launch(self, config: Mapping[str, Value], folder: pathlib.Path, progress: Progress) -> Iterator[LiveServer]:
+        """Start the server for a server part. On leaving, every process of it is gone and its GPU memory free."""
+        before = gpu_memory_used_mib([g.uuid for g in self.gpus.gpus])
+        for attempt in range(PORT_TRIES):
+            server = self.server(config, folder)
+            with server:
+                failure = server.wait_ready(lambda stage, after_s: progress(str(stage), after_s))
+                crash = None if failure is None else self.crash(server, failure)
+                if crash is not None and crash.category == "port_in_use" and attempt + 1 < PORT_TRIES:
+                    LOG.info("port %s was taken; trying another", server.port)
+                    continue
+                live = LiveServer(self, server, config, folder, crash, progress)
+                LOG.info("launch %s: %s after %.1f s", folder.name, crash.category if crash else "ready", server.after_s)
+                yield live
+            break
+        self._wait_for_gpu_memory(before, progress)
+
+    def server(self, config: Config, folder: pathlib.Path) -> Server:
+        """The server object for a server part, not yet started, on a port that is free now."""
+        settings, port = self.settings, free_port()
+        command = build(settings.engine, settings.space, config, port=port, device=settings.device, version=self.version)
+        return Server(command, settings.engine, folder, settings.server, port)
+
+    def crash(self, server: Server, failure: Failure) -> Crash:
+        """What a failure means, read from the log."""
+        return classify(server.log, stage=failure.stage, exit_status=failure.exit_status, after_s=failure.after_s,
+                        timed_out=failure.kind in ("stage_timeout", "hung"), detail=failure.detail)
+
+    def uuids(self, count: int) -> list[str]:
+        """UUIDs of the GPUs that a server of `count` GPUs gets: the first ones visible."""
+        return [g.uuid for g in self.gpus.gpus[:count]]
+
+    def _wait_for_gpu_memory(self, before: Mapping[str, float], progress: Progress) -> None:
+        deadline = time.monotonic() + self.settings.server.gpu_free_s
+        while before:
+            now = gpu_memory_used_mib(list(before))
+            held = {u: now[u] - before[u] for u in before if u in now and now[u] - before[u] > GPU_SLACK_MIB}
+            if not held:
+                return
+            if time.monotonic() > deadline:
+                total = sum(held.values())
+                LOG.warning("GPU memory not given back: %.0f MiB on %d GPUs", total, len(held))
+                progress(f"{total:.0f} MiB of GPU memory not given back after {self.settings.server.gpu_free_s:g} s", 0.0)
+                return
+            time.sleep(0.5)

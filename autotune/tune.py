@@ -1,0 +1,157 @@
+"""The main loop on one page: propose a launch, start it, measure load parts, tell everybody, repeat.
+
+`Tuner.run()` is the verb `tune`. What a strategy decides is in search/, what a launch does in trial.py,
+what is stored in study.py; this module only connects them, so that killing it anywhere loses nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from autotune.history import TrialRecord, Verdict, crash_of
+from autotune.records import Config, Crash, Measurement, config_key
+from autotune.search.protocol import Launch, Measured, Observation, Pivot, Stop, Strategy
+from autotune.study import Study
+from autotune.trial import Bench, LiveServer
+
+
+class Watcher(Protocol):
+    """Who follows the progress: a terminal, a log, a test."""
+
+    def launching(self, number: int, step: Launch) -> None: ...
+    def stage(self, text: str, after_s: float) -> None: ...
+    def outcome(self, record: TrialRecord) -> None: ...
+    def pivot(self, pivot: Pivot) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@dataclasses.dataclass
+class Tuner:
+    study: Study
+    strategy: Strategy
+    bench: Bench
+    folder: pathlib.Path
+    judge: Callable[[Measurement], Verdict]
+    watcher: Watcher
+    annotate: Callable[[Study, TrialRecord], None]
+
+    def run(self) -> Stop:
+        """Launch and measure until the strategy stops. KeyboardInterrupt leaves a resumable study."""
+        for observation in observations(self.study):
+            self.strategy.tell(observation)
+        while True:
+            step = self.strategy.propose()
+            self._write_pivots()
+            if isinstance(step, Stop):
+                self.study.set_attr("stop", {"kind": str(step.kind), "reason": step.reason})
+                return step
+            self.launch(step)
+
+    def launch(self, step: Launch) -> None:
+        """One launch with every load part that the strategy wants measured on it."""
+        number = self._next_launch()
+        folder = self.folder / "launches" / f"{number:04d}"
+        self.watcher.launching(number, step)
+        load = self.strategy.next_load(step.server)
+        if load is None:
+            return
+        trial = self.study.ask({**step.server, **load}, number, reason=step.reason)
+        began, spent_s = time.monotonic(), 0.0
+        try:
+            with self.bench.launch(step.server, folder, self.watcher.stage) as server:
+                while load is not None:
+                    twin = self._twin(step.server, load, server)
+                    outcome = server.crash or twin or server.measure(load, trial.number)
+                    cost_s = time.monotonic() - began - spent_s
+                    self._record(trial, outcome, server, cost_s, server.launch_s if spent_s == 0 else 0.0)
+                    spent_s += cost_s
+                    trial = None
+                    if server.crash is not None or not server.alive:
+                        break
+                    load = self.strategy.next_load(step.server)
+                    if load is not None:
+                        trial = self.study.ask({**step.server, **load}, number, reason=step.reason)
+        except BaseException as error:
+            if trial is not None:
+                self.study.fail(trial, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+            raise
+
+    def _record(self, trial: Any, outcome: Measurement | Crash | TrialRecord, live: LiveServer, cost_s: float,
+                launch_s: float) -> None:
+        facts = {"server_argv": live.argv, "server_env": live.env, "resolved": live.resolved,
+                 "resolved_key": live.resolved_key}
+        if isinstance(outcome, TrialRecord):
+            self.study.copy(trial, outcome, cost_s=cost_s, launch_s=launch_s, **facts)
+        else:
+            verdict = self.judge(outcome) if isinstance(outcome, Measurement) else None
+            self.study.tell(trial, outcome, verdict, cost_s=cost_s, launch_s=launch_s, **facts)
+        record = self.study.record(trial.number)
+        self.strategy.tell(observation_of(self.study, record))
+        self._write_pivots()
+        self.annotate(self.study, record)
+        self.watcher.outcome(record)
+
+    def _twin(self, server: Config, load: Config, live: LiveServer) -> TrialRecord | None:
+        """The trial of another configuration that resolved to this very server, measured under this load."""
+        if live.resolved_key is None:
+            return None
+        for record in self.study.records():
+            its_server, its_load = self.study.space.split(record.config)
+            if (record.state == "COMPLETE" and record.attrs.get("resolved_key") == live.resolved_key
+                    and config_key(its_load) == config_key(load) and config_key(its_server) != config_key(server)):
+                return record
+        return None
+
+    def _next_launch(self) -> int:
+        used = [int(p.name) for p in (self.folder / "launches").glob("[0-9]*") if p.name.isdigit()]
+        return max(used, default=0) + 1
+
+    def _write_pivots(self) -> None:
+        known = {pivot["key"] for pivot in read_pivots(self.folder)}
+        for pivot in self.strategy.pivots():
+            if pivot.key not in known:
+                known.add(pivot.key)
+                with (self.folder / "pivots.jsonl").open("a") as file:
+                    file.write(json.dumps(pivot.to_json()) + "\n")
+                self.watcher.pivot(pivot)
+
+
+def read_pivots(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The pivots written so far; a line cut off by a kill is left out."""
+    try:
+        lines = (folder / "pivots.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    pivots = []
+    for line in lines:
+        try:
+            pivots.append(json.loads(line))
+        except ValueError:
+            continue
+    return pivots
+
+
+def observations(study: Study) -> list[Observation]:
+    """What past trials tell a strategy, in order. Trials that failed through us tell nothing."""
+    return [observation_of(study, record) for record in study.records() if record.state in ("COMPLETE", "PRUNED")]
+
+
+def observation_of(study: Study, record: TrialRecord) -> Observation:
+    """One finished trial as the strategy sees it."""
+    server, load = study.space.split(record.config)
+    attrs = record.attrs
+    if record.crashed:
+        outcome: Measured | Crash = crash_of(attrs)
+        before_load = attrs.get("crash_stage") != "serving"
+        return Observation(server, None if before_load else load, outcome, attrs["cost_s"], attrs["launch_s"],
+                           record.number)
+    noise = attrs.get("relative_error")
+    invalid = bool(attrs.get("invalid_reasons"))
+    outcome = Measured(None if invalid else record.value, bool(attrs.get("feasible")), attrs.get("limit_ratios") or {},
+                       None if noise is None else noise / 2)
+    return Observation(server, load, outcome, attrs["cost_s"], attrs["launch_s"], record.number)

@@ -1,0 +1,190 @@
+"""What each verb does, given checked settings. Wiring only: the work is in the modules it calls."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import logging
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from autotune import journal, preflight
+from autotune.config import Settings
+from autotune.engine.leftovers import end_leftovers
+from autotune.engine.probe import cpu_name, engine_version, visible_gpus
+from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError, digest
+
+LOG = logging.getLogger("autotune")
+
+
+def run(verb: str, settings: Settings, verbose: bool) -> int:
+    """Do one verb; returns its exit code."""
+    if verb == "check":
+        return check(settings)
+    if verb in ("tune", "matrix"):
+        with prepared(settings, verbose):
+            return tune(settings) if verb == "tune" else matrix(settings)
+    from autotune.review import verbs as review
+
+    if verb == "report":
+        return int(review.report(settings, open_study(settings, create=False)))
+    if verb == "export":
+        print(review.export(settings, open_study(settings, create=False)))
+        return 0
+    if verb == "dashboard":
+        return int(review.dashboard(settings))
+    raise UsageError(f"the verb {verb} comes later")
+
+
+def check(settings: Settings) -> int:
+    """Print what this host lacks; exit 4 when the baseline cannot run."""
+    report = preflight.check(settings)
+    print(preflight.shown(report, settings))
+    return HostCannotRun.exit_code if report.problems else 0
+
+
+def tune(settings: Settings) -> int:
+    """Run or resume the study, then report and export."""
+    from autotune.measure.limits import verdict_of
+    from autotune.measure.power.meter import open_meter
+    from autotune.review import verbs as review
+    from autotune.trial import Bench
+    from autotune.tune import Tuner, strategy_of
+    from autotune.watch import Progress
+
+    report = preflight.check(settings)
+    if report.problems:
+        raise HostCannotRun(f"space {settings.space.name} cannot run here: {'; '.join(report.problems)} "
+                            f"(python -m autotune check +space={settings.space.name} tells more)")
+    with open_meter(settings.power) as meter:
+        objective = settings.objective
+        if meter.source == "none" and objective != "tokens_per_s":
+            objective = "tokens_per_s"
+        settings = dataclasses.replace(settings, objective=objective)
+        study = open_study(settings)
+        study.set_attr("provenance", provenance(settings, report))
+        study.set_attr("strategy", settings.study.strategy)
+        past = study.records()
+        bench = Bench(settings, report.version, report.gpus, meter)
+        with Progress(settings.space.baseline, UNITS[objective], settings.study.launches, past=past) as watcher:
+            watcher.note(f"study {settings.study_name}: {len(past)} trials so far, "
+                         f"objective {objective.replace('_', ' ')}, energy from {meter.describe()}")
+            for trial in study.clear_dead():
+                watcher.note(f"trial {trial} was left running by a tuner that died: told FAIL, will be asked again")
+            tuner = Tuner(study, strategy_of(settings, study), bench, settings.folder,
+                          lambda measured: verdict_of(measured, objective, settings.limits), watcher, review.annotate)
+            stop = tuner.run()
+            watcher.note(f"stopped: {stop.reason}")
+    review.report(settings, study)
+    try:
+        print(f"launch script: {review.export(settings, study)}")
+    except NothingFeasible as nothing:
+        print(f"autotune: {nothing}", file=sys.stderr)
+        return nothing.exit_code
+    return 0
+
+
+UNITS = {"tokens_per_joule": "tok/J", "tokens_per_s": "tok/s", "goodput_per_joule": "good tok/J", "cost": "tok/$"}
+
+
+def matrix(settings: Settings) -> int:
+    """The concurrency x context table of one configuration on one launch."""
+    from autotune.matrix import run as run_matrix
+
+    return run_matrix(settings)
+
+
+def open_study(settings: Settings, create: bool = True) -> Any:
+    """The study of these settings; refuses to mix. Raises UsageError or AutotuneError with one line."""
+    from autotune.study import Study, sqlite_url
+
+    url = settings.study.storage or sqlite_url(settings.folder)
+    if not create and settings.study.storage is None and not (settings.folder / "study.db").exists():
+        raise UsageError(f"there is no study in {settings.folder} yet: "
+                         f"run python -m autotune +space={settings.space.name} first")
+    limits = sorted(settings.limits)
+    return Study.open(url, settings.study_name, settings.space, identity(settings), limits, create)
+
+
+def identity(settings: Settings) -> dict[str, Any]:
+    """What must be the same for results to be comparable."""
+    gpus = visible_gpus().gpus if settings.device != "cpu" else ()
+    work = settings.workload
+    return {
+        "space": settings.space.name, "space_digest": settings.space.digest, "engine": settings.engine.name,
+        "engine_version": engine_version(settings.engine), "model": dict(settings.space.model),
+        "devices": [g.hashed for g in gpus] or [cpu_name()], "objective": settings.objective,
+        "limits": dict(settings.limits),
+        "workload": {"prompts": _content(work.prompts), "contexts": list(work.contexts),
+                     "output_tokens": work.output_tokens, "spread": work.spread, "temperature": work.temperature,
+                     "shared_prefix": work.shared_prefix, "rate_per_s": work.rate_per_s},
+    }
+
+
+def provenance(settings: Settings, report: preflight.Preflight) -> dict[str, Any]:
+    """Where a study comes from: versions, host, command."""
+    import importlib.metadata
+    import shlex
+    import time
+
+    import autotune
+    from autotune.redact import Redactor
+
+    packages = {}
+    for name in ("optuna", "hydra-core", "torch", "httpx", "nvidia-ml-py", settings.engine.package):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            packages[str(name)] = importlib.metadata.version(str(name))
+    command = ["python", "-m", "autotune", "tune", *settings.overrides]
+    return {"autotune": autotune.__version__, "python": platform.python_version(), "packages": packages,
+            "engine_version": report.version, "driver": report.gpus.driver, "cpu": cpu_name(),
+            "gpu": [g.hashed for g in report.gpus.gpus], "kernel": platform.release(),
+            "command": shlex.join(Redactor().argv(command)), "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
+@contextlib.contextmanager
+def prepared(settings: Settings, verbose: bool) -> Iterator[None]:
+    """The study's folder: made, locked for this process, logged to, and rid of what a dead tuner left running."""
+    folder = settings.folder
+    try:
+        (folder / "launches").mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("a+")
+        journal.open_journal(folder, verbose)
+    except OSError as error:
+        raise AutotuneError(f"cannot write in {folder}: {error.strerror or error} (outputs=DIR chooses another place)"
+                            ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            raise AutotuneError(f"another autotune (pid {lock.read().strip() or 'unknown'}) runs this study; "
+                                "use the verb worker to join it, or study.name=NAME for one of your own") from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        for ended in end_leftovers(folder):
+            print(f"autotune: ended {ended.processes} process(es) that launch {ended.launch} of a dead tuner left running",
+                  file=sys.stderr)
+        try:
+            yield
+        except AutotuneError as error:
+            LOG.error("%s", error)
+            raise
+        except Exception as error:
+            LOG.exception("our own fault")
+            raise AutotuneError(f"our own fault ({type(error).__name__}: {error}); the traceback is in {folder}/logs; "
+                                "the study is kept and can be resumed") from error
+
+
+def _content(prompts: str | None) -> str | None:
+    if prompts is None:
+        return None
+    try:
+        return digest(pathlib.Path(prompts).read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise UsageError(f"workload.prompts: {prompts} cannot be read: {error.strerror}") from error
