@@ -105,7 +105,8 @@ class Bench:
                     LOG.info("port %s was taken; trying another", server.port)
                     continue
                 live = LiveServer(self, server, config, folder, crash, progress)
-                LOG.info("launch %s: %s after %.1f s", folder.name, crash.category if crash else "ready", server.after_s)
+                LOG.info("launch %s: %s after %.1f s", folder.name, crash.category if crash else "ready",
+                         server.after_s)
                 yield live
             break
         self._wait_for_gpu_memory(before, progress)
@@ -113,7 +114,8 @@ class Bench:
     def server(self, config: Config, folder: pathlib.Path) -> Server:
         """The server object for a server part, not yet started, on a port that is free now."""
         settings, port = self.settings, free_port()
-        command = build(settings.engine, settings.space, config, port=port, device=settings.device, version=self.version)
+        command = build(settings.engine, settings.space, config, port=port, device=settings.device,
+                        version=self.version)
         return Server(command, settings.engine, folder, settings.server, port)
 
     def crash(self, server: Server, failure: Failure) -> Crash:
@@ -135,6 +137,6 @@ class Bench:
             if time.monotonic() > deadline:
                 total = sum(held.values())
                 LOG.warning("GPU memory not given back: %.0f MiB on %d GPUs", total, len(held))
-                progress(f"{total:.0f} MiB of GPU memory not given back after {self.settings.server.gpu_free_s:g} s", 0.0)
+                progress(f"{total:.0f} MiB of GPU memory not given back", 0.0)
                 return
             time.sleep(0.5)

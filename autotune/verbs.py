@@ -143,7 +143,8 @@ def provenance(settings: Settings, report: preflight.Preflight) -> dict[str, Any
     return {"autotune": autotune.__version__, "python": platform.python_version(), "packages": packages,
             "engine_version": report.version, "driver": report.gpus.driver, "cpu": cpu_name(),
             "gpu": [g.hashed for g in report.gpus.gpus], "kernel": platform.release(),
-            "command": shlex.join(Redactor().argv(command)), "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+            "command": shlex.join(Redactor().argv(command)),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
 
 
 @contextlib.contextmanager
@@ -168,8 +169,8 @@ def prepared(settings: Settings, verbose: bool) -> Iterator[None]:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         for ended in end_leftovers(folder):
-            print(f"autotune: ended {ended.processes} process(es) that launch {ended.launch} of a dead tuner left running",
-                  file=sys.stderr)
+            print(f"autotune: ended {ended.processes} process(es) that launch {ended.launch} of a dead tuner "
+                  "left running", file=sys.stderr)
         try:
             yield
         except AutotuneError as error:

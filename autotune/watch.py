@@ -71,7 +71,7 @@ class Progress:
         where = f"trial {record.number} at {self._config(load, whole=True)}" if load else f"trial {record.number}"
         if record.crashed:
             self._say(f"  {where}: CRASH {attrs['crash_category']} at {attrs['crash_stage']} "
-                      f"[{attrs['crash_signature']}] blame {attrs['crash_blame']}: {attrs.get('crash_explanation', '')}")
+                      f"[{attrs['crash_signature']}], blame {attrs['crash_blame']}: {attrs['crash_explanation']}")
             return
         figures = [f"{attrs['tokens_per_s']:.1f} tok/s"]
         if "watts" in attrs:
@@ -113,7 +113,9 @@ class Progress:
         told = f"{crashes} crash{'es' if crashes != 1 else ''}"
         if self.signatures:
             told += f" ({len(self.signatures)} signature{'s' if len(self.signatures) > 1 else ''})"
-        best = "no result yet" if self.best is None else f"best {self.best.value:.3f} {self.unit} (trial {self.best.number})"
+        best = "no result yet"
+        if self.best is not None:
+            best = f"best {self.best.value:.3f} {self.unit} (trial {self.best.number})"
         minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
         return f"{best} | {told} | {minutes}:{seconds:02d}"
 

@@ -1,0 +1,205 @@
+"""Process control: whatever a server does, the tuner learns how it failed and nothing of it stays behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from autotune.engine.leftovers import end_leftovers, members
+from autotune.records import Stage
+from tests.core.engines import SETTINGS, server
+
+
+def left(folder: pathlib.Path) -> set[int]:
+    """Live processes of the launch in `folder`, found by its own record."""
+    owner = json.loads((folder / "owner.json").read_text())
+    return members(owner["session"], owner["marker"], int(owner["server_started"]))
+
+
+def test_a_good_server_becomes_ready_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    with server(tmp_path, fault="none") as live:
+        assert live.wait_ready() is None
+        assert live.alive and live.stages.stage is Stage.SERVING
+        assert live.model_name() == "standin"
+    assert not live.alive
+    assert left(tmp_path) == set()
+    assert live.exit_status is not None
+
+
+@pytest.mark.parametrize("at", ["device-init", "load", "graph-capture", "warmup"])
+def test_an_exit_is_reported_at_the_stage_where_it_happened(tmp_path: pathlib.Path, at: str) -> None:
+    with server(tmp_path, fault="exit", at=at) as live:
+        failure = live.wait_ready()
+    assert failure is not None
+    assert (failure.kind, str(failure.stage), failure.exit_status) == ("exited", at, 1)
+    assert "something broke" in live.log.read_text()
+
+
+@pytest.mark.parametrize(("fault", "status"), [("segfault", -signal.SIGSEGV), ("killed", -signal.SIGKILL),
+                                               ("silent-exit", 0)])
+def test_the_exit_status_tells_signals_from_codes(tmp_path: pathlib.Path, fault: str, status: int) -> None:
+    with server(tmp_path, fault=fault, at="load") as live:
+        failure = live.wait_ready()
+    assert failure is not None and failure.exit_status == status
+
+
+def test_a_hang_ends_at_the_limit_of_its_stage(tmp_path: pathlib.Path) -> None:
+    settings = dataclasses.replace(SETTINGS, stage_limits_s={"load": 0.5})
+    with server(tmp_path, settings, fault="hang", at="load") as live:
+        failure = live.wait_ready()
+    assert failure is not None
+    assert (failure.kind, failure.stage) == ("stage_timeout", Stage.LOAD)
+    assert left(tmp_path) == set()
+
+
+def test_a_healthy_server_that_answers_garbage_is_not_ready(tmp_path: pathlib.Path) -> None:
+    with server(tmp_path, fault="garbage", at="serving") as live:
+        failure = live.wait_ready()
+    assert failure is not None and failure.kind == "bad_answer"
+    assert "token counts" in failure.detail
+
+
+def test_a_server_that_ignores_sigterm_is_killed(tmp_path: pathlib.Path) -> None:
+    with server(tmp_path, fault="ignore-sigterm") as live:
+        assert live.wait_ready() is None
+    assert live.exit_status == -signal.SIGKILL
+    assert left(tmp_path) == set()
+
+
+def test_children_in_sessions_of_their_own_are_ended_too(tmp_path: pathlib.Path) -> None:
+    with server(tmp_path, fault="grandchildren") as live:
+        assert live.wait_ready() is None
+        pids = sleepers(live.port)
+        assert len(pids) >= 6
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_children_that_outlive_their_server_are_ended_when_it_exits(tmp_path: pathlib.Path) -> None:
+    with server(tmp_path, fault="grandchildren") as live:
+        assert live.wait_ready() is None
+        pids = sleepers(live.port)
+        assert live.pid is not None
+        os.kill(live.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while live.alive and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
+    assert json.loads((tmp_path / "exit.json").read_text())["left"] >= 6
+
+
+def test_a_program_that_does_not_exist_is_a_failure_not_an_exception(tmp_path: pathlib.Path) -> None:
+    live = server(tmp_path, fault="none")
+    live.command = dataclasses.replace(live.command, argv=("/nonexistent/program",))
+    with live:
+        failure = live.wait_ready()
+    assert failure is not None and failure.exit_status == 127
+    assert "cannot start the server" in live.log.read_text()
+
+
+def test_a_flooded_log_keeps_its_head_and_its_tail(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_FLOOD_MB", "20")
+    with server(tmp_path, fault="flood", at="load") as live:
+        failure = live.wait_ready()
+    assert failure is not None and failure.exit_status == 1
+    text = live.log.read_text()
+    assert live.log.stat().st_size < 2.5 * 2**20
+    assert "Load weight begin" in text and "after the flood" in text and "left out here" in text
+
+
+def test_secrets_in_the_environment_do_not_reach_the_log(tmp_path: pathlib.Path,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary-value-1234567")
+    live = server(tmp_path, fault="exit", at="load")
+    live.command = dataclasses.replace(live.command, argv=(*live.command.argv, "--message", "canary-value-1234567"))
+    with live:
+        live.wait_ready()
+    assert "[redacted]" in live.log.read_text()
+    for file in tmp_path.iterdir():
+        assert "canary-value-1234567" not in file.read_text()
+
+
+TUNER = """
+import pathlib, sys, time
+from tests.core.engines import server
+live = server(pathlib.Path(sys.argv[1]), fault=sys.argv[2])
+live.start()
+failure = live.wait_ready()
+print("ready" if failure is None else failure, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("fault", ["none", "ignore-sigterm", "grandchildren"])
+def test_killing_the_tuner_leaves_no_process(tmp_path: pathlib.Path, fault: str) -> None:
+    folder = tmp_path / "launches" / "0001"
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), fault], stdout=subprocess.PIPE, cwd=root,
+                             env={**os.environ, "PYTHONPATH": root})
+    assert tuner.stdout is not None and tuner.stdout.readline() == b"ready\n"
+    pids = sleepers(port_of(folder)) if fault == "grandchildren" else set()
+    tuner.kill()
+    tuner.wait()
+    tuner.stdout.close()
+    end_leftovers(tmp_path)
+    assert left(folder) == set()
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_leftovers_are_ended_even_when_the_keeper_was_killed_too(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "launches" / "0001"
+    live = server(folder, fault="ignore-sigterm")
+    live.start()
+    assert live.wait_ready() is None
+    owner = json.loads((folder / "owner.json").read_text())
+    os.kill(owner["keeper"], signal.SIGKILL)
+    assert live._keeper is not None
+    live._keeper.wait()
+    assert left(folder)
+    ended = end_leftovers(tmp_path)
+    assert [e.launch for e in ended] == ["0001"] and left(folder) == set()
+
+
+def test_a_record_of_another_boot_ends_nothing(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "launches" / "0001"
+    folder.mkdir(parents=True)
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    (folder / "owner.json").write_text(json.dumps({
+        "boot": "another", "keeper": bystander.pid, "keeper_started": "1", "server": bystander.pid,
+        "server_started": "1", "session": bystander.pid, "marker": "x"}))
+    assert end_leftovers(tmp_path) == []
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+def port_of(folder: pathlib.Path) -> int:
+    return int(json.loads((folder / "command.json").read_text())["port"])
+
+
+def sleepers(port: int) -> set[int]:
+    """Pids of the sleeping grandchildren of the stand-in on `port`."""
+    found = set()
+    wanted = f"os.setsid(); time.sleep(600)  # of the stand-in on port {port}".encode()
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if wanted in (entry / "cmdline").read_bytes() and alive(int(entry.name)):
+                    found.add(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return b") Z" not in pathlib.Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False

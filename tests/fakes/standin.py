@@ -1,0 +1,181 @@
+"""An engine stand-in: a real process that speaks a server's protocol and fails on command.
+
+    python tests/fakes/standin.py --port 0 --fault hang --at load
+
+Stages are printed as log marks in order. Faults: see FAULTS. It answers /health, /server_info, /v1/models,
+/metrics and /v1/completions (streamed or not, usage in the last chunk), `--tokens-per-s` per request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+MARKS = {"device-init": "Init device", "nccl-init": "Init torch distributed begin", "load": "Load weight begin",
+         "kv-alloc": "Load weight end", "graph-capture": "Capture cuda graph begin", "warmup": "Warmup begin"}
+FAULTS = ("none", "exit", "silent-exit", "segfault", "killed", "hang", "error-answers", "cut-streams", "malformed-sse",
+          "endless-sse", "garbage", "flood", "not-utf8", "ignore-sigterm", "grandchildren", "die-under-load",
+          "hang-healthy", "keep-port", "late")
+SLEEPER = "import os,time; os.setsid(); time.sleep(600)  # of the stand-in on port %d"
+
+
+def say(text: str) -> None:
+    print(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {text}", flush=True)
+
+
+def misbehave(fault: str, message: str) -> None:
+    """What a fault at start does, once its stage is reached."""
+    if fault == "exit":
+        say(f"Traceback (most recent call last):\n  File \"server.py\", line 1, in load\nRuntimeError: {message}")
+        sys.exit(1)
+    if fault == "silent-exit":
+        sys.exit(0)
+    if fault in ("segfault", "killed"):
+        os.kill(os.getpid(), signal.SIGSEGV if fault == "segfault" else signal.SIGKILL)
+    if fault == "hang":
+        time.sleep(3600)
+    if fault == "flood":
+        line = b"x" * 1000 + b"\n"
+        for _ in range(int(os.environ.get("STANDIN_FLOOD_MB", "100")) * 1000):
+            sys.stdout.buffer.write(line)
+        say("RuntimeError: after the flood")
+        sys.exit(1)
+    if fault == "not-utf8":
+        sys.stdout.buffer.write(b"\xff\xfe\x80 broken \xc3\x28 bytes\nRuntimeError: not \xff text\n")
+        sys.stdout.flush()
+        sys.exit(1)
+    if fault == "late":
+        time.sleep(float(os.environ.get("STANDIN_LATE_S", "30")))
+
+
+class Server:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.served = self.tokens = 0
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                method, path, _ = line.decode("latin-1").split(" ", 2)
+                length = 0
+                while (header := await reader.readline()) not in (b"\r\n", b""):
+                    name, _, value = header.decode("latin-1").partition(":")
+                    if name.lower() == "content-length":
+                        length = int(value)
+                body = await reader.readexactly(length) if length else b""
+                await self.answer(method, path, body, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, ValueError):
+            pass
+        finally:
+            writer.close()
+
+    async def answer(self, method: str, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        fault = self.args.fault if self.args.at == "serving" else "none"
+        if path == "/health":
+            return self.reply(writer, 200, {})
+        if path == "/server_info":
+            return self.reply(writer, 200, {"flags": self.args.flags, "tokens_per_s": self.args.tokens_per_s})
+        if path == "/v1/models":
+            return self.reply(writer, 200, {"data": [{"id": "standin"}]})
+        if path == "/metrics":
+            return self.reply(writer, 200, f"standin:generation_tokens_total {self.tokens}\n")
+        if path != "/v1/completions" or method != "POST":
+            return self.reply(writer, 404, {"error": {"message": "not here"}})
+        self.served += 1
+        past_start = self.served > 1  # the readiness check gets a good answer
+        if fault == "die-under-load" and self.served > self.args.after:
+            say("RuntimeError: CUDA error: out of memory while serving")
+            os._exit(1)
+        if fault == "hang-healthy" and past_start:
+            await asyncio.sleep(3600)
+        if fault == "error-answers" and past_start:
+            return self.reply(writer, 500, {"error": {"message": "internal error"}})
+        if fault == "garbage":
+            return self.reply(writer, 200, "<html>this is no completion</html>")
+        await self.complete(json.loads(body), writer, fault if past_start else "none")
+        return None
+
+    def reply(self, writer: asyncio.StreamWriter, status: int, content: object) -> None:
+        data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\nContent-Type: application/json\r\n\r\n"
+                     .encode() + data)
+
+    async def complete(self, ask: dict[str, object], writer: asyncio.StreamWriter, fault: str) -> None:
+        count = int(str(ask.get("max_tokens", 16)))
+        prompt = len(str(ask.get("prompt", "")).split())
+        usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
+        if not ask.get("stream"):
+            self.tokens += count
+            return self.reply(writer, 200, {"choices": [{"text": "word " * count}], "usage": usage})
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for index in range(count):
+            if fault == "cut-streams" and index == count // 2:
+                writer.transport.abort()
+                return None
+            if fault == "malformed-sse" and index == 1:
+                self.chunk(writer, b"data: {this is not json\n\n")
+            self.event(writer, {"choices": [{"index": 0, "text": "word ", "finish_reason": None}]})
+            self.tokens += 1
+            await writer.drain()
+            await asyncio.sleep(1 / self.args.tokens_per_s)
+        while fault == "endless-sse":
+            self.event(writer, {"choices": [{"index": 0, "text": "word ", "finish_reason": None}]})
+            await writer.drain()
+            await asyncio.sleep(0.001)
+        self.event(writer, {"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": usage})
+        self.chunk(writer, b"data: [DONE]\n\n")
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        return None
+
+    def event(self, writer: asyncio.StreamWriter, content: object) -> None:
+        self.chunk(writer, b"data: " + json.dumps(content).encode() + b"\n\n")
+
+    @staticmethod
+    def chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
+        writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+
+async def serve(args: argparse.Namespace) -> None:
+    server = await asyncio.start_server(Server(args).handle, args.host, args.port)
+    say("The server is fired up and ready to roll!")
+    async with server:
+        await server.serve_forever()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--fault", choices=FAULTS, default="none")
+    parser.add_argument("--at", default="load")
+    parser.add_argument("--message", default="CUDA error: something broke")
+    parser.add_argument("--after", type=int, default=20, help="die-under-load: requests served before")
+    parser.add_argument("--tokens-per-s", type=float, default=200.0, help="speed of one request")
+    parser.add_argument("--flags", default="", help="anything, to tell configurations apart")
+    parser.add_argument("--stage-s", type=float, default=0.02)
+    args = parser.parse_args()
+    if args.fault in ("ignore-sigterm", "keep-port"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for stage, mark in MARKS.items():
+        say(mark)
+        time.sleep(args.stage_s)
+        if stage == args.at:
+            misbehave(args.fault, args.message)
+    if args.fault == "grandchildren":
+        sleeper = SLEEPER % args.port
+        for _ in range(3):
+            subprocess.Popen([sys.executable, "-c", sleeper])
+            subprocess.run([sys.executable, "-c", "import subprocess,sys;"
+                            f"subprocess.Popen([sys.executable,'-c',{sleeper!r}],env={{}})"], check=True)
+    asyncio.run(serve(args))
+
+
+if __name__ == "__main__":
+    main()
