@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
-from autotune.engine.spec import Action, EngineSpec, text
+from autotune.engine.spec import Action, EngineSpec, matches, text
 from autotune.records import Config, UsageError, Value
 from autotune.space import Space
 
@@ -49,16 +49,22 @@ def build(engine: EngineSpec, space: Space, server: Config, *, host: str = "127.
         if matches(action.versions, version):
             argv += [fill(arg, values, engine.name) for arg in action.args]
             env.update({k: fill(v, values, engine.name) for k, v in action.env.items()})
-    for param in space.server_params:
-        if param.name not in server:
-            continue
-        value = server[param.name]
-        action = choose(engine, param.name, value, version)
+    chosen = {**defaults(engine, server, values),
+              **{p.name: server[p.name] for p in space.server_params if p.name in server}}
+    for name, value in chosen.items():
+        action = choose(engine, name, value, version)
         here = {**values, "value": text(value)}
         argv += [fill(arg, here, engine.name) for arg in action.args]
         env.update({k: fill(v, here, engine.name) for k, v in action.env.items()})
         gpus *= int(value) if action.gpus == "value" else int(action.gpus)
     return Command(tuple(argv), env, gpus)
+
+
+def defaults(engine: EngineSpec, server: Config, values: Mapping[str, str]) -> dict[str, Value]:
+    """The parameters that the engine file sets when a configuration does not have them."""
+    given = {name: spec.default for name, spec in engine.params.items() if name not in server}
+    return {name: fill(value, values, engine.name) if isinstance(value, str) else value
+            for name, value in given.items() if value is not None}
 
 
 def choose(engine: EngineSpec, name: str, value: Value, version: str | None) -> Action:
@@ -104,17 +110,6 @@ def fill(template: str, values: Mapping[str, str], engine: str) -> str:
         return values[match[1]]
 
     return PLACEHOLDER.sub(lookup, template)
-
-
-def matches(specifier: str, version: str | None) -> bool:
-    """Whether a version fulfils a PEP 440 specifier; an unknown version fulfils only "" and the newest range."""
-    if not specifier:
-        return True
-    if version is None:
-        return not specifier.lstrip().startswith("<")
-    from packaging.specifiers import SpecifierSet
-
-    return SpecifierSet(specifier).contains(version, prereleases=True)
 
 
 def shown(command: Command) -> str:

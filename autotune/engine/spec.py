@@ -8,16 +8,18 @@ See docs/engines.md for the format. Unknown keys and malformed entries raise Usa
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.records import Stage, UsageError, Value
-from autotune.space import Rule, parse_rules
+from autotune.space import Rule, Space, parse_rules
 
 KEYS = {"name", "describe", "command", "python", "env", "vars", "args", "params", "rules", "version", "ready",
         "stages", "stage_limits_s", "request", "metrics", "info", "config_file", "model_files", "stop"}
-ACTION_KEYS = {"flag", "switch", "off_switch", "args", "env", "gpus", "versions", "rules"}
+ACTION_KEYS = {"flag", "switch", "off_switch", "args", "env", "gpus", "versions"}
+PARAM_KEYS = ACTION_KEYS | {"choices", "default"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +37,29 @@ class Action:
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
-    """How one parameter reaches the command line: per choice, or for any value; alternatives by version."""
+    """How one parameter reaches the command line: per choice, or for any value; alternatives by version.
+
+    `default` is the value that a server gets when its configuration does not have the parameter (it may name
+    placeholders); None leaves it to the engine.
+    """
 
     choices: Mapping[str, tuple[Action, ...]]
     any_value: tuple[Action, ...]
     switch: bool = False
+    default: Value | None = None
 
     def alternatives(self, value: Value) -> tuple[Action, ...] | None:
         """Actions for a value, one per version range; None when the engine does not know the value."""
         if text(value) in self.choices:
             return self.choices[text(value)]
         return self.any_value or None
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineRule(Rule):
+    """A combination that the engine is known to reject, in some of its versions."""
+
+    versions: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +102,20 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """Where the server tells what it resolved, and which of those keys make two servers the same."""
+    """Where the server tells what it resolved, and which of those keys make two servers the same.
+
+    `identity` and `ignore` are names or shell patterns. Without `identity` every key counts that `ignore` does not
+    name: a setting that we do not know must never make two different servers look the same.
+    """
 
     path: str | None = None
     identity: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+
+    def same(self, resolved: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of what a server resolved that two servers have in common when they are the same one."""
+        return {key: value for key, value in sorted(resolved.items())
+                if _listed(key, self.identity or ("*",)) and not _listed(key, self.ignore)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +127,7 @@ class EngineSpec:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     vars: Mapping[str, str] = dataclasses.field(default_factory=dict)
     args: tuple[Action, ...] = ()
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[EngineRule, ...] = ()
     package: str | None = None
     version: str | None = None
     ready: Ready = Ready()
@@ -130,8 +154,8 @@ class EngineSpec:
         return cls(
             name=str(raw.get("name")), command=tuple(map(str, command)), params=params,
             python=raw.get("python"), env=_texts(raw.get("env")), vars=_texts(raw.get("vars")),
-            args=tuple(_action(item, f"{where}: args") for item in raw.get("args") or []),
-            rules=parse_rules(raw.get("rules"), f"{where}: rules"),
+            args=tuple(_action(item, f"{where}: args") for item in _entries(raw.get("args"), f"{where}: args")),
+            rules=tuple(_engine_rule(i, f"{where}: rules") for i in _entries(raw.get("rules"), f"{where}: rules")),
             package=version.get("package"), version=_optional(version.get("use")),
             ready=_ready(raw.get("ready") or {}, where),
             stages=tuple(_mark(item, where) for item in raw.get("stages") or []),
@@ -143,10 +167,40 @@ class EngineSpec:
             stop_s=float(raw.get("stop", {}).get("term_s", 10.0)),
         )
 
+    def rules_for(self, space: Space, version: str | None = None) -> tuple[Rule, ...]:
+        """The rules that say something about `space` under an engine version, in terms of its own parameters.
+
+        A condition on a parameter that the space does not have is decided by that parameter's default: it holds
+        and is left out, or the rule can never match and is dropped.
+        """
+        names = {p.name for p in space.params}
+        found = []
+        for rule in self.rules:
+            rest = {name: values for name, values in rule.when.items() if name in names}
+            assumed = all(self._by_default(name, values) for name, values in rule.when.items() if name not in names)
+            if rest and assumed and matches(rule.versions, version):
+                found.append(Rule(rest, rule.because))
+        return tuple(found)
+
+    def _by_default(self, name: str, values: Sequence[Value]) -> bool:
+        default = self.params[name].default if name in self.params else None
+        return default is not None and text(default) in {text(value) for value in values}
+
 
 def text(value: Any) -> str:
     """A choice as YAML and command lines spell it: true/false for booleans."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def matches(specifier: str, version: str | None) -> bool:
+    """Whether a version fulfils a PEP 440 specifier; an unknown version fulfils only "" and the newest range."""
+    if not specifier:
+        return True
+    if version is None:
+        return not specifier.lstrip().startswith("<")
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(specifier).contains(version, prereleases=True)
 
 
 def _param(spec: Any, where: str) -> ParamSpec:
@@ -154,15 +208,35 @@ def _param(spec: Any, where: str) -> ParamSpec:
         raise UsageError(f"{where}: write {{flag: --name}}, {{switch: --name}} or {{choices: ...}}")
     if isinstance(spec, list):
         return ParamSpec({}, tuple(_action(item, where, valued=True) for item in spec))
-    _known(spec, ACTION_KEYS | {"choices"}, where)
+    _known(spec, PARAM_KEYS, where)
     choices = {text(k): _alternatives(v, f"{where}.{text(k)}") for k, v in (spec.get("choices") or {}).items()}
-    rest = {k: v for k, v in spec.items() if k != "choices"}
+    default = spec.get("default")
+    rest = {k: v for k, v in spec.items() if k not in ("choices", "default")}
     if "switch" in rest or "off_switch" in rest:
         on, off = rest.pop("switch", None), rest.pop("off_switch", None)
         choices.setdefault("true", (_action({**rest, "args": [on] if on else []}, where),))
         choices.setdefault("false", (_action({"args": [off] if off else []}, where),))
-        return ParamSpec(choices, (), switch=True)
-    return ParamSpec(choices, (_action(rest, where, valued=True),) if rest else ())
+        return ParamSpec(choices, (), True, default)
+    any_value = (_action(rest, where, valued=True),) if rest else ()
+    if default is not None and not any_value and text(default) not in choices:
+        raise UsageError(f"{where}: default {text(default)} is none of its choices ({', '.join(choices)})")
+    return ParamSpec(choices, any_value, False, default)
+
+
+def _entries(raw: Any, where: str) -> list[Any]:
+    """The items of a list, or of a mapping with names (which a file based on this one can replace, or drop by null)."""
+    if isinstance(raw, Mapping):
+        return [item for item in raw.values() if item is not None]
+    if raw is not None and not isinstance(raw, list):
+        raise UsageError(f"{where}: must be a list, or a mapping from names of your choice to entries")
+    return raw or []
+
+
+def _engine_rule(item: Any, where: str) -> EngineRule:
+    versions = str(item.get("versions") or "") if isinstance(item, Mapping) else ""
+    bare = {k: v for k, v in item.items() if k != "versions"} if isinstance(item, Mapping) else item
+    (rule,) = parse_rules([bare], where)
+    return EngineRule(rule.when, rule.because, versions)
 
 
 def _alternatives(spec: Any, where: str) -> tuple[Action, ...]:
@@ -196,8 +270,8 @@ def _mark(raw: Mapping[str, Any], where: str) -> StageMark:
 
 
 def _info(raw: Mapping[str, Any], where: str) -> Info:
-    _known(raw, {"path", "identity"}, f"{where}: info")
-    return Info(raw.get("path"), tuple(raw.get("identity") or ()))
+    _known(raw, {"path", "identity", "ignore"}, f"{where}: info")
+    return Info(raw.get("path"), tuple(raw.get("identity") or ()), tuple(raw.get("ignore") or ()))
 
 
 def _section(kind: type[Any], raw: Any, where: str) -> Any:
@@ -226,6 +300,10 @@ def _known(raw: Any, known: set[str], where: str) -> None:
     unknown = sorted(str(k) for k in raw if k not in known)
     if unknown:
         raise UsageError(f"{where}: unknown key {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+
+
+def _listed(key: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def _texts(raw: Any) -> dict[str, str]:
