@@ -204,8 +204,9 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
         store.store(group="space", name=name, node=OmegaConf.load(file), provider=str(file))
         for engine in sorted(file.parent.glob("engine/*.yaml")):
             store.store(group="engine", name=engine.stem, node=OmegaConf.load(engine), provider=str(engine))
-    # `space: null` in config.yaml makes +space=NAME a group choice; plain space=NAME is accepted too.
-    wanted = ["+" + o if o.startswith("space=") else o for o in overrides]
+    # space=NAME means +space=NAME, and open mappings take new keys without a plus.
+    wanted = ["+" + o if o.startswith("space=") else "++" + o if o.startswith(("engine.", "limits.")) else o
+              for o in overrides]
     GlobalHydra.instance().clear()
     with initialize_config_dir(version_base="1.3", config_dir=str(data_folder("conf"))):
         if "engine" not in keys:

@@ -20,7 +20,8 @@ ENGINE: dict[str, Any] = {
     "ready": {"path": "/health", "log": "fired up and ready to roll"},
     "stages": [{"stage": "device-init", "log": "Init device"}, {"stage": "nccl-init", "log": "Init torch distributed"},
                {"stage": "load", "log": "Load weight begin"}, {"stage": "kv-alloc", "log": "Load weight end"},
-               {"stage": "graph-capture", "log": "Capture cuda graph begin"}, {"stage": "warmup", "log": "Warmup begin"}],
+               {"stage": "graph-capture", "log": "Capture cuda graph begin"},
+               {"stage": "warmup", "log": "Warmup begin"}],
     "stop": {"term_s": 1.0},
 }
 SETTINGS = ServerSettings(stage_limit_s=20, stage_limits_s={}, ready_poll_s=0.1, request_timeout_s=5,

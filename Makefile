@@ -1,0 +1,42 @@
+# make demo | test | slow | check | replay | bench: each makes the environment first. Needs Python >= 3.11 and make only.
+SHELL := /bin/bash
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1 && echo $$p && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help env demo test slow check wheel clean
+
+help:
+	@echo "make demo   a whole study on the embedded DDTree engine (about 4 minutes after installation)"
+	@echo "make test   the fast tests        make slow   the slow ones"
+	@echo "make check  lint, format, types   make wheel  build dist/*.whl"
+
+env: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "autotune needs Python 3.11, 3.12 or 3.13 (set PYTHON=/path/to/python)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python -m autotune tune +space=local
+	$(BIN)/python -m autotune report +space=local
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+slow: $(READY)
+	$(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1500
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+wheel: $(READY)
+	$(BIN)/python -m pip wheel -q --no-deps -w dist .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

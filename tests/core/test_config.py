@@ -1,0 +1,88 @@
+"""Settings: composed by Hydra, overlaid by the space, checked, and faults answered in one line."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from autotune import config
+from autotune.config import load, space_files
+from autotune.records import UsageError
+
+
+def test_the_space_overlays_conf_and_the_command_line_overlays_both() -> None:
+    assert load(["+space=local"]).workload.window_s == 3.0
+    changed = load(["+space=local", "workload.window_s=4.5"])
+    assert (changed.workload.window_s, changed.workload.warmup_s) == (4.5, 1.0)
+
+
+def test_the_engine_comes_from_the_space_and_can_be_overridden() -> None:
+    assert load(["+space=local", "engine.python=/opt/python"]).engine.python == "/opt/python"
+    assert load(["space=local"]).engine.name == "ddtree"
+
+
+def test_every_packaged_space_is_whole() -> None:
+    for name in space_files():
+        settings = load([f"+space={name}"])
+        assert settings.space.name == name
+        assert settings.engine.params.keys() >= {p.name for p in settings.space.server_params}
+
+
+def test_a_folder_of_ones_own_adds_spaces_and_engines(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "mine.yaml").write_text("name: mine\nengine: own\nparams: {a: {choices: [1]}}\nbaseline: {a: 1}\n")
+    (tmp_path / "engine" / "own.yaml").write_text("name: own\ncommand: [prog]\nparams: {a: {flag: --a}}\n")
+    assert load(["+space=mine"], [str(tmp_path)]).engine.command == ("prog",)
+    monkeypatch.setenv(config.SPACES_VARIABLE, str(tmp_path))
+    assert "mine" in space_files()
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    ([], "pass \\+space=NAME; spaces: .*local"),
+    (["+spce=local"], "not spce"),
+    (["+space=locl"], "Could not find 'space/locl'.*local"),
+    (["+space=local", "+colour=1"], "unknown key colour"),
+    (["+space=local", "colour=1"], "colour"),
+    (["+space=local", "workload.windw=1"], "windw"),
+    (["+space=local", "workload.window_s=-1"], "window_s must be positive"),
+    (["+space=local", "workload.window_s=soon"], "window_s"),
+    (["+space=local", "workload.contexts=[]"], "at least one positive prompt length"),
+    (["+space=local", "study.launches=0"], "launches must be positive"),
+    (["+space=local", "study.strategy=magic"], "must be one of autotune"),
+    (["+space=local", "study.name=a/b"], "plain folder name"),
+    (["+space=local", "limits.tpot_p99_ms=fast"], "limits.tpot_p99_ms must be a number"),
+    (["+space=local", "limits.tpot_p99_ms=-1"], "limits.tpot_p99_ms must be a number"),
+    (["+space=local", "engine=nope"], "engine/nope"),
+    (["+space=local", "objective=speed"], "objective must be one of"),
+    (["+space=local", "space.params.tp.choices=[]"], "choices is empty"),
+    (["+space=local", "space.baseline.tp=7"], "tp=7 is not a choice"),
+    (["+space=local", "power.meter=magic"], "power.meter must be one of"),
+    (["+space=local", "engine.colour=1"], "unknown key colour"),
+    (["+space=local", "x=[="], "."),
+])
+def test_bad_input_is_one_clear_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        load(overrides)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize("word", ["on", "off", "Yes", "no"])
+def test_words_that_yaml_reads_as_booleans_are_refused(tmp_path: pathlib.Path, word: str) -> None:
+    params = f"params: {{tp: {{choices: [{word}]}}}}"
+    (tmp_path / "t.yaml").write_text(f"name: t\nengine: ddtree\n{params}\nbaseline: {{tp: 1}}\n")
+    with pytest.raises(UsageError, match=f"line 3: YAML reads {word} as a boolean"):
+        load(["+space=t"], [str(tmp_path)])
+
+
+@pytest.mark.parametrize("text", ["name: [unclosed", "a: b: c", "\t- x", "just text", ""])
+def test_a_broken_space_file_is_one_clear_line(tmp_path: pathlib.Path, text: str) -> None:
+    (tmp_path / "t.yaml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load(["+space=t"], [str(tmp_path)])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_of_spaces_is_said() -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        load(["+space=local"], ["/nonexistent"])

@@ -1,0 +1,109 @@
+"""The space language: what it accepts, and the one line that it answers to what it does not."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.records import UsageError, config_key
+from autotune.space import Space
+
+RAW: dict[str, Any] = {
+    "name": "s", "engine": "e",
+    "params": {
+        "parallel": {"choices": ["tp8", "ep8"]},
+        "nvls": {"choices": [False, True]},
+        "budget": {"choices": [0, 8, 16]},
+        "topk": {"choices": [1, 2], "when": {"budget": [8, 16]}},
+        "mem": {"range": [0.8, 0.9], "step": 0.05},
+        "concurrency": {"choices": [1, 64], "load": True},
+    },
+    "forbid": [{"parallel": "ep8", "nvls": True, "because": "it breaks"}],
+    "baseline": {"parallel": "tp8", "nvls": False, "budget": 8, "topk": 2, "mem": 0.85, "concurrency": 64},
+}
+
+
+def parse(**changes: Any) -> Space:
+    return Space.parse({**RAW, **changes}, "s.yaml")
+
+
+def test_a_range_becomes_ordered_choices() -> None:
+    assert parse().param("mem").choices == (0.8, 0.85, 0.9)
+
+
+def test_enumeration_honours_conditions_and_rules() -> None:
+    servers = list(parse().servers())
+    assert len({config_key(s) for s in servers}) == len(servers) == (2 * 2 - 1) * (1 + 2 * 2) * 3
+    assert all(("topk" in s) == (s["budget"] != 0) for s in servers)
+    assert not any(s["parallel"] == "ep8" and s["nvls"] is True for s in servers)
+
+
+def test_splitting_separates_what_needs_a_launch_from_load() -> None:
+    server, load = parse().split(RAW["baseline"])
+    assert load == {"concurrency": 64} and "concurrency" not in server and len(server) == 5
+
+
+def test_true_is_not_the_number_one() -> None:
+    space = parse(params={**RAW["params"], "nvls": {"choices": [0, 1]}}, forbid=[],
+                  baseline={**RAW["baseline"], "nvls": 0})
+    with pytest.raises(UsageError, match="nvls=True is not a choice"):
+        space.check({**RAW["baseline"], "nvls": True})
+
+
+def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
+    assert parse().digest == parse(describe="other words", limits={"tpot_p99_ms": 3}).digest
+    assert parse().digest != parse(params={**RAW["params"], "nvls": {"choices": [False]}}, forbid=[]).digest
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"params": {}}, "params is empty"),
+    ({"params": {"a": {"choices": []}}, "baseline": {}}, "choices is empty"),
+    ({"params": {"a": {}}, "baseline": {}}, "choices is empty"),
+    ({"params": {"a": {"choices": [1, 1]}}, "baseline": {"a": 1}}, "listed twice"),
+    ({"params": {"a": {"choices": [[1]]}}, "baseline": {}}, "not a text, number or boolean"),
+    ({"params": {"a": {"choice": [1]}}, "baseline": {}}, "unknown key choice"),
+    ({"params": {"a": {"range": [3, 1], "step": 1}}, "baseline": {}}, "low <= high"),
+    ({"params": {"a": {"range": [1, 3]}}, "baseline": {}}, "range takes"),
+    ({"params": {"a": {"choices": [1], "range": [1, 3]}}, "baseline": {}}, "not both"),
+    ({"params": {True: {"choices": [1]}}, "baseline": {}}, "quote it"),
+    ({"params": {"a": {"choices": [1], "when": {"b": 1}}}, "baseline": {}}, "not a parameter listed before"),
+    ({"params": {"concurrency": {"choices": [0], "load": True}}, "baseline": {}}, "positive whole numbers"),
+    ({"params": {"concurrency": {"choices": [True], "load": True}}, "baseline": {}}, "positive whole numbers"),
+    ({"baseline": {}}, "parallel is missing"),
+    ({"baseline": None}, "baseline must be a mapping"),
+    ({"baseline": {**RAW["baseline"], "budget": 9}}, "budget=9 is not a choice"),
+    ({"baseline": {**RAW["baseline"], "budget": 0}}, "topk does not exist there"),
+    ({"baseline": {**RAW["baseline"], "spelling": 1}}, "unknown parameter spelling"),
+    ({"baseline": {**RAW["baseline"], "parallel": "ep8", "nvls": True}}, "baseline is forbidden: it breaks"),
+    ({"forbid": [{"parallel": "ep8"}]}, "says because"),
+    ({"forbid": [{"paralel": "ep8", "because": "x"}]}, "unknown parameter paralel"),
+    ({"forbid": [{"parallel": "ep9", "because": "x"}]}, "no choice 'ep9'"),
+    ({"belief": {"parallel": {"ep8": [2, 1]}}}, "0 < low <= high"),
+    ({"belief": {"parallel": {"xx": [1, 2]}}}, "no choice"),
+    ({"name": None}, "name must be a text"),
+    ({"colour": 1}, "unknown key colour"),
+])
+def test_what_is_wrong_is_said_in_one_line(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        parse(**change)
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("s.yaml")
+
+
+CHOICE = st.one_of(st.booleans(), st.integers(-3, 3), st.text("xy ", max_size=2))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.sampled_from("abcd"), st.lists(CHOICE, min_size=1, max_size=3), min_size=1),
+       st.integers(0, 99))
+def test_a_sample_is_always_in_the_space(choices: dict[str, list[Any]], seed: int) -> None:
+    unique = {k: {"choices": [c for i, c in enumerate(v) if not any(c == o and type(c) is type(o) for o in v[:i])]}
+              for k, v in choices.items()}
+    space = Space.parse({"name": "h", "engine": "e", "params": unique,
+                         "baseline": {k: v["choices"][0] for k, v in unique.items()}}, "h")
+    config = space.sample(random.Random(seed))
+    assert space.check(config) == config
+    assert config in list(space.servers())
