@@ -90,6 +90,7 @@ class Redactor:
 
     @staticmethod
     def _assignment(match: re.Match[str]) -> str:
-        if not secret_name(match["name"]) or match["value"].startswith("["):
+        start, value = f"{match['name']}{match['sep']}", match["value"]
+        if value.startswith("["):
             return match[0]
-        return f"{match['name']}{match['sep']}{HIDDEN}"
+        return start + (HIDDEN if secret_name(match["name"]) else ASSIGNED.sub(Redactor._assignment, value))
