@@ -2,7 +2,7 @@
 
     bench = Bench(settings, version, gpus, meter)
     with bench.launch(server, folder, progress) as live:
-        outcome = live.crash or live.measure({"concurrency": 8}, trial=3)
+        outcome = live.crash or live.measure({"concurrency": 8}, 3)
 
 A configuration's failure comes back as a Crash value; an exception is our own fault.
 """
@@ -56,7 +56,7 @@ class LiveServer:
         """Identity of what the server says it resolved; None when it does not say."""
         return digest(json.dumps(self.resolved, sort_keys=True, default=str)) if self.resolved else None
 
-    def measure(self, load: Config, trial: int) -> Measurement | Crash:
+    def measure(self, load: Config, label: int | str) -> Measurement | Crash:
         """Measure one load part; a server that fails under it is a Crash at stage serving."""
         from autotune.measure.run import measure
 
@@ -67,7 +67,7 @@ class LiveServer:
         found = measure(target, spec, self.bench.meter, window_settings(settings.workload),
                         alive=lambda: self.server.alive,
                         progress=lambda text: self.progress(text, self.server.after_s),
-                        record=self.folder / f"requests-{trial}.jsonl")
+                        record=self.folder / f"requests-{label}.jsonl")
         if isinstance(found, Measurement):
             return found
         if found.host_fault:

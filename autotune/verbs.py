@@ -57,15 +57,10 @@ def tune(settings: Settings) -> int:
     from autotune.tune import Tuner, strategy_of
     from autotune.watch import Progress
 
-    report = preflight.check(settings)
-    if report.problems:
-        raise HostCannotRun(f"space {settings.space.name} cannot run here: {'; '.join(report.problems)} "
-                            f"(python -m autotune check +space={settings.space.name} tells more)")
+    report = ready_or_refuse(settings)
     with open_meter(settings.power) as meter:
+        settings = with_objective(settings, meter.source)
         objective = settings.objective
-        if meter.source == "none" and objective != "tokens_per_s":
-            objective = "tokens_per_s"
-        settings = dataclasses.replace(settings, objective=objective)
         study = open_study(settings)
         study.set_attr("provenance", provenance(settings, report))
         study.set_attr("strategy", settings.study.strategy)
@@ -89,14 +84,44 @@ def tune(settings: Settings) -> int:
     return 0
 
 
+def ready_or_refuse(settings: Settings) -> preflight.Preflight:
+    """Preflight; raises HostCannotRun with everything that is missing."""
+    report = preflight.check(settings)
+    if report.problems:
+        raise HostCannotRun(f"space {settings.space.name} cannot run here: {'; '.join(report.problems)} "
+                            f"(python -m autotune check +space={settings.space.name} tells more)")
+    return report
+
+
+def with_objective(settings: Settings, energy_source: str) -> Settings:
+    """Without any meter, tokens per joule cannot be known: the objective is then tokens per second."""
+    if energy_source == "none":
+        return dataclasses.replace(settings, objective="tokens_per_s")
+    return settings
+
+
 UNITS = {"tokens_per_joule": "tok/J", "tokens_per_s": "tok/s", "goodput_per_joule": "good tok/J", "cost": "tok/$"}
 
 
 def matrix(settings: Settings) -> int:
     """The concurrency x context table of one configuration on one launch."""
-    from autotune.matrix import run as run_matrix
+    from autotune import matrix as table
+    from autotune.measure.power.meter import open_meter
+    from autotune.trial import Bench
+    from autotune.watch import Progress
 
-    return run_matrix(settings)
+    report = ready_or_refuse(settings)
+    with open_meter(settings.power) as meter:
+        has_study = settings.study.storage is not None or (settings.folder / "study.db").exists()
+        settings = with_objective(settings, meter.source)
+        records = open_study(settings, create=False).records() if has_study else []
+        label, server = table.chosen(settings.config, settings.space, records)
+        bench = Bench(settings, report.version, report.gpus, meter)
+        with Progress(settings.space.baseline, UNITS[settings.objective], None) as watcher:
+            rows = table.measure_all(bench, server, label, settings.folder, table.cells(settings), watcher.stage)
+    table.show(rows)
+    print(f"rows: {table.save(settings.folder, label, rows)}")
+    return 0
 
 
 def open_study(settings: Settings, create: bool = True) -> Any:

@@ -1,0 +1,124 @@
+"""The verb matrix: one configuration under every concurrency and context, on one launch if it survives.
+
+Rows go to outputs/STUDY/matrix.json (rows of the same configuration are replaced) and to the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.config import Settings
+from autotune.engine.server import write_json
+from autotune.history import TrialRecord
+from autotune.records import Config, Crash, Measurement, NothingFeasible, UsageError
+from autotune.space import Space
+from autotune.trial import Bench, Progress
+
+
+def cells(settings: Settings) -> list[tuple[int, int]]:
+    """(context, concurrency) pairs: the settings' own, else those of the space and workload."""
+    space = settings.space
+
+    def own(name: str, otherwise: list[int]) -> list[int]:
+        return next(([int(c) for c in p.choices] for p in space.params if p.name == name), otherwise)
+
+    contexts = settings.matrix.contexts or own("context", list(settings.workload.contexts))
+    levels = settings.matrix.concurrency or own("concurrency", [1])
+    if min([*contexts, *levels]) < 1:
+        raise UsageError("matrix.contexts and matrix.concurrency take positive whole numbers")
+    return [(context, level) for context in contexts for level in levels]
+
+
+def chosen(which: str, space: Space, records: Sequence[TrialRecord]) -> tuple[str, Config]:
+    """(label, server part) for `config=baseline`, `best` or a trial's number. Raises UsageError, NothingFeasible."""
+    if which == "baseline":
+        return "baseline", space.split(space.baseline)[0]
+    if which == "best":
+        feasible = [r for r in records if r.feasible and r.value is not None]
+        if not feasible:
+            raise NothingFeasible("the study has no feasible trial yet, so there is no best configuration")
+        best = max(feasible, key=lambda r: r.value or 0.0)
+        return "best", space.split(best.config)[0]
+    number = int(which) if which.isdigit() else -1
+    found = [r for r in records if r.number == number]
+    if not found:
+        raise UsageError(f"config={which} is neither baseline, best nor the number of a trial of this study")
+    return f"trial {number}", space.split(found[0].config)[0]
+
+
+def measure_all(bench: Bench, server: Config, label: str, folder: pathlib.Path, todo: Sequence[tuple[int, int]],
+                progress: Progress) -> list[dict[str, Any]]:
+    """Rows for every cell; a server that dies is launched again for the cells that are left."""
+    rows: list[dict[str, Any]] = []
+    launches = 0
+    left = list(todo)
+    while left:
+        launches += 1
+        name = f"matrix-{label.replace(' ', '-')}-{launches}"
+        with bench.launch(server, folder / "launches" / name, progress) as live:
+            if live.crash is not None:
+                return rows + [_row(label, context, level, live.crash) for context, level in left]
+            while left and live.alive:
+                context, level = left.pop(0)
+                outcome = live.measure({"concurrency": level, "context": context}, f"{context}-{level}")
+                rows.append(_row(label, context, level, outcome))
+                progress(f"context {context}, concurrency {level}", 0.0)
+    return rows
+
+
+def save(folder: pathlib.Path, label: str, rows: Sequence[Mapping[str, Any]]) -> pathlib.Path:
+    """Replace the rows of this configuration in matrix.json."""
+    path = folder / "matrix.json"
+    try:
+        before = json.loads(path.read_text())
+    except (OSError, ValueError):
+        before = []
+    write_json(path, [row for row in before if row.get("config") != label] + list(rows))
+    return path
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the table; what was not measured is a dash."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("ctx", "C", "tok/s", "tok/s per request", "wall s", "prompt tokens", "W", "tok/J", "remark",
+                  title=f"{rows[0]['config']}: output tokens under load" if rows else "nothing measured")
+    for column in table.columns[:-1]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(str(row["ctx"]), str(row["concurrency"]), *(_number(row, k, d) for k, d in (
+            ("tokens_per_s", 1), ("per_request_tokens_per_s", 1), ("wall_s", 1), ("prompt_tokens", 0), ("watts", 1),
+            ("tokens_per_j", 3))), str(row.get("remark", "")))
+    Console(highlight=False).print(table)
+
+
+def _row(label: str, context: int, level: int, outcome: Measurement | Crash) -> dict[str, Any]:
+    row: dict[str, Any] = {"config": label, "ctx": context, "concurrency": level}
+    if isinstance(outcome, Crash):
+        return row | {"crash_signature": outcome.signature, "remark": f"crash: {outcome.category} at {outcome.stage}"}
+    remarks = [*outcome.reasons, *outcome.energy.reasons]
+    if outcome.energy.assumed:
+        remarks.append("watts assumed")
+    found = {
+        "tokens_per_s": outcome.tokens_per_s, "per_request_tokens_per_s": _per_request(outcome),
+        "wall_s": outcome.window_s, "prompt_tokens": outcome.prompt_tokens, "watts": outcome.energy.watts,
+        "tokens_per_j": outcome.tokens_per_j, "accept_length": outcome.accept_length,
+        "relative_error": outcome.relative_error, "energy_source": outcome.energy.source,
+        "ttft_p50_ms": outcome.ttft_ms.p50 if outcome.ttft_ms else None,
+        "tpot_p50_ms": outcome.tpot_ms.p50 if outcome.tpot_ms else None,
+        "remark": "; ".join(remarks),
+    }
+    return row | {key: value for key, value in found.items() if value is not None}
+
+
+def _per_request(m: Measurement) -> float | None:
+    """Median decoding speed of one request in tokens/s; None without TPOT."""
+    return 1000 / m.tpot_ms.p50 if m.tpot_ms is not None and m.tpot_ms.p50 > 0 else None
+
+
+def _number(row: Mapping[str, Any], key: str, digits: int) -> str:
+    return f"{row[key]:.{digits}f}" if key in row else "-"
