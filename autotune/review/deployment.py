@@ -1,0 +1,289 @@
+"""One configuration ready to be shipped: its command with the host's own parts as parameters. Formats render it.
+
+    deployment = deploy(settings, story, record)
+
+The command comes from engine.argv.build, as it does for trials; host, port, interpreter, folder and model paths
+are parameters with the measured values as defaults. Secrets are referenced by name and never carried.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.config import Settings
+from autotune.engine.argv import build
+from autotune.history import TrialRecord
+from autotune.records import Config, UsageError
+from autotune.redact import HIDDEN, Redactor, secret_name
+from autotune.review import verdict
+from autotune.review.story import Conclusion, Story
+from autotune.review.tested import Tested
+from autotune.review.wording import config_text, number, one_line, percent, with_unit
+
+DEFAULT_PORT = "8000"
+OPEN, CLOSE = "\ue000", "\ue001"
+"""Private-use characters around a parameter's name while the command is built; no real path has them."""
+MARK = re.compile(f"{OPEN}([A-Z][A-Z0-9_]*){CLOSE}")
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ref:
+    """A parameter or secret in a word."""
+
+    name: str
+
+
+Word = tuple[str | Ref, ...]
+"""One argument or value: literal text and references, in order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A part of the command that belongs to a host. `path` tells a file or folder of this host from other text."""
+
+    name: str
+    default: str
+    what: str
+    path: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployment:
+    study: str
+    trial: int
+    engine: str
+    package: str | None
+    version: str | None
+    argv: tuple[Word, ...]
+    env: Mapping[str, Word]
+    parameters: tuple[Parameter, ...]
+    secrets: tuple[str, ...]
+    gpus: int
+    health: str
+    startup_s: float | None
+    stop_s: float
+    config_file: str | None
+    facts: tuple[tuple[str, str], ...]
+    """Where it came from, as (label, one line) for the header of every format."""
+    warning: str | None
+    origin: Mapping[str, Any]
+    """The same as data, for launch.json."""
+
+    def parameter(self, name: str) -> Parameter | None:
+        return next((p for p in self.parameters if p.name == name), None)
+
+    @property
+    def models(self) -> tuple[Parameter, ...]:
+        """Model paths that are folders of this host (and not names on a hub)."""
+        return tuple(p for p in self.parameters if p.name.startswith("MODEL_") and p.path)
+
+
+def deploy(settings: Settings, story: Story, record: TrialRecord, version: str | None = None) -> Deployment:
+    """The deployment of one measured trial.
+
+    Raises UsageError when the engine file now gives another command than the one that was measured.
+    """
+    space, engine = settings.space, settings.engine
+    version = version or story.identity.get("engine_version")
+    marked_space = dataclasses.replace(space, model={k: _mark(_model_name(k)) for k in space.model})
+    marked_engine = dataclasses.replace(engine, python=_mark("PYTHON"))
+    server = space.split(record.config)[0]
+    command = build(marked_engine, marked_space, server, host=_mark("HOST"), port=_mark("PORT"),
+                    device=settings.device, version=version)
+    words, secrets = _without_secrets([_word(arg) for arg in command.argv])
+    env: dict[str, Word] = {}
+    for name, value in command.env.items():
+        if not IDENTIFIER.match(name):
+            raise UsageError(f"engine {engine.name}: {name!r} cannot be the name of an environment variable")
+        secret = secret_name(name) or _looks_secret(value)
+        env[name] = (Ref(name),) if secret else _word(value)
+        secrets += [name] if secret else []
+    _same_as_measured(record, words, env)
+    used = {part.name for word in [*words, *env.values()] for part in word if isinstance(part, Ref)} - set(secrets)
+    measured_in = record.attrs.get("same_as", record.number)
+    entry = next((t for t in story.measured if measured_in in t.trials), None)
+    return Deployment(
+        study=story.study, trial=record.number, engine=engine.name, package=engine.package, version=version,
+        argv=tuple(words), env=env, secrets=tuple(dict.fromkeys(secrets)),
+        parameters=tuple(p for p in _parameters(settings) if p.name in used or p.name == "WORKDIR"),
+        gpus=command.gpus if story.identity.get("devices") and settings.device != "cpu" else 0,
+        health=engine.ready.path, startup_s=_positive(record.attrs.get("launch_s")), stop_s=engine.stop_s,
+        config_file=engine.config_file, facts=_facts(settings, story, record, entry, version),
+        warning=_warning(story, record, entry), origin=_origin(settings, story, record, entry, words, env))
+
+
+def plain(word: Word) -> str:
+    """A word for people and for JSON: references as ${NAME}."""
+    return "".join(f"${{{part.name}}}" if isinstance(part, Ref) else part for part in word)
+
+
+def lines(argv: Sequence[Word]) -> list[list[Word]]:
+    """Arguments grouped as people write them: a flag with its values on a line."""
+    grouped: list[list[Word]] = [[]]
+    for word in argv:
+        if word and isinstance(word[0], str) and word[0].startswith("--") and grouped[-1]:
+            grouped.append([])
+        grouped[-1].append(word)
+    return grouped
+
+
+def _parameters(settings: Settings) -> list[Parameter]:
+    models = [Parameter(_model_name(key), value, f"the {key} model", value.startswith(("/", "./", "../", "~")))
+              for key, value in settings.space.model.items()]
+    return [Parameter("HOST", "127.0.0.1", "address to listen on (0.0.0.0: every interface)"),
+            Parameter("PORT", DEFAULT_PORT, "port to listen on"),
+            Parameter("PYTHON", settings.engine.python or sys.executable, "interpreter that has the engine", True),
+            Parameter("WORKDIR", str(pathlib.Path.cwd()), "folder to start in, as in the study", True), *models]
+
+
+def _model_name(key: str) -> str:
+    return "MODEL_" + re.sub(r"[^A-Z0-9]", "_", key.upper())
+
+
+def _mark(name: str) -> str:
+    return f"{OPEN}{name}{CLOSE}"
+
+
+def _word(text: str) -> Word:
+    pieces = MARK.split(text)
+    word = tuple(Ref(piece) if i % 2 else piece for i, piece in enumerate(pieces) if i % 2 or piece)
+    return word or ("",)
+
+
+def _without_secrets(words: list[Word]) -> tuple[list[Word], list[str]]:
+    """Values of secret-looking flags, and values that look secret by themselves, as references; with their names."""
+    shown: list[Word] = []
+    secrets: list[str] = []
+    before = ""
+    for word in words:
+        text = plain(word)
+        flag, equals, value = text.partition("=")
+        is_flag = text.startswith("-")
+        if is_flag and equals and (secret_name(flag) or _looks_secret(value)):
+            secrets.append(_variable(flag))
+            word = (flag + "=", Ref(secrets[-1]))
+        elif _looks_secret(text) or (secret_name(before) and not text.startswith("--")):
+            secrets.append(_variable(before))
+            word = (Ref(secrets[-1]),)
+        shown.append(word)
+        before = text if is_flag and not equals else ""
+    return shown, secrets
+
+
+def _variable(flag: str) -> str:
+    """The name of the variable that carries a flag's secret value."""
+    return re.sub(r"[^A-Z0-9]+", "_", flag.lstrip("-").upper()) or "SECRET"
+
+
+def _looks_secret(text: str) -> bool:
+    return Redactor().text(text) != text
+
+
+def _same_as_measured(record: TrialRecord, words: Sequence[Word], env: Mapping[str, Word]) -> None:
+    """Whether the measured command has the form that the engine file gives now."""
+    measured = record.attrs.get("server_argv")
+    if measured is None:
+        return
+    differ = [plain(w) for w, m in zip(words, measured, strict=False) if not _fits(w, str(m))]
+    if len(words) != len(measured):
+        differ.append(f"{len(words)} arguments instead of {len(measured)}")
+    for name, value in (record.attrs.get("server_env") or {}).items():
+        if name in env and not _fits(env[name], str(value)):
+            differ.append(name)
+    if differ:
+        raise UsageError(f"trial {record.number} was measured with another command than the engine file gives now "
+                         f"({one_line(', '.join(differ[:4]))}): pass the overrides of the study, or measure again")
+
+
+def _fits(word: Word, measured: str) -> bool:
+    """Whether a measured argument is `word` with some value for each reference."""
+    pattern = "".join("(?s:.*)" if isinstance(part, Ref) else re.escape(part) for part in word)
+    return re.fullmatch(pattern, measured) is not None or HIDDEN in measured
+
+
+def _facts(settings: Settings, story: Story, record: TrialRecord, entry: Tested | None,
+           version: str | None) -> tuple[tuple[str, str], ...]:
+    identity, made = story.identity, story.provenance
+    load = settings.space.split(record.config)[1]
+    facts: list[tuple[str, Any]] = [
+        ("Study", story.study), ("Trial", record.number), ("Space", f"{settings.space.name} ({settings.space.digest})"),
+        ("Engine", " ".join(str(x) for x in (settings.engine.name, settings.engine.package, version) if x)),
+        ("Model", ", ".join(f"{k} {v}" for k, v in settings.space.model.items())),
+        ("GPU", _joined(made.get("gpu") or identity.get("devices"))), ("Driver", made.get("driver")),
+        ("autotune", made.get("autotune")), ("Configuration", config_text(record.config)),
+        ("Measured", _figures(story, entry, load)), ("Energy", verdict.energy_words(entry)),
+        ("Verdict", _claim(story, record)), ("Reproduce", made.get("command") or _command(settings)),
+    ]
+    return tuple((label, one_line(value)) for label, value in facts if value not in (None, ""))
+
+
+def _figures(story: Story, entry: Tested | None, load: Config) -> str:
+    if entry is None:
+        return "no valid measurement"
+    shown = [with_unit(entry.value, story.unit)]
+    shown += [f"{number(entry.figures[name])} {unit}" for name, unit in
+              (("tokens_per_s", "tokens/s"), ("watts", "W")) if name in entry.figures and unit != story.unit]
+    shown += [f"{name.upper().replace('_', ' ').replace(' MS', '')} {number(entry.figures[name])} ms"
+              for name in ("ttft_p99_ms", "tpot_p99_ms") if name in entry.figures]
+    return ", ".join(shown) + (f" at {config_text(load)}" if load else "")
+
+
+def _claim(story: Story, record: TrialRecord) -> str:
+    winner = story.winner
+    if winner is None or record.number not in winner.trials:
+        return "not the winner of the study: exported because it was asked for"
+    if story.conclusion is Conclusion.NO_IMPROVEMENT:
+        return "no improvement: this is the baseline, confirmed as good as anything found"
+    if story.gain is None or not story.gain.confirmed:
+        told = "" if story.gain is None else f" ({percent(story.gain.share, signed=True)} over the baseline)"
+        return f"not confirmed{told}"
+    return f"{verdict.headline(story)} {verdict.support(story)}"
+
+
+def _warning(story: Story, record: TrialRecord, entry: Tested | None) -> str | None:
+    if entry is None:
+        reasons = ", ".join(record.attrs.get("invalid_reasons") or ()) or "no valid measurement"
+        return f"trial {record.number} has no valid measurement ({one_line(reasons)}): its figures prove nothing"
+    broken = [f"{name} by {percent(entry.ratios[name] - 1)}" for name in entry.violated]
+    return f"trial {record.number} breaks its limits: {', '.join(broken)}" if broken else None
+
+
+def _origin(settings: Settings, story: Story, record: TrialRecord, entry: Tested | None, words: Sequence[Word],
+            env: Mapping[str, Word]) -> dict[str, Any]:
+    gain = story.gain
+    return {
+        "study": story.study, "trial": record.number, "config": dict(record.config),
+        "command": [plain(word) for word in words], "env": {name: plain(value) for name, value in env.items()},
+        "feasible": entry.feasible if entry else False, "conclusion": str(story.conclusion),
+        "verdict": _claim(story, record),
+        "gain": None if gain is None else {**vars(gain)}, "objective": story.objective, "unit": story.unit,
+        "value": entry.value if entry else None, "figures": dict(entry.figures) if entry else {},
+        "energy_source": entry.energy_source if entry else None,
+        "energy_assumed": entry.energy_assumed if entry else None,
+        "limits": {limit.name: limit.limit for limit in story.limits},
+        "limit_ratios": dict(entry.ratios) if entry else {},
+        "identity": dict(story.identity), "provenance": dict(story.provenance),
+        "reproduce": story.provenance.get("command") or _command(settings),
+    }
+
+
+def _command(settings: Settings) -> str:
+    import shlex
+
+    return f"python -m autotune tune {shlex.join(settings.overrides)}"
+
+
+def _joined(value: Any) -> str | None:
+    if value is None:
+        return None
+    return ", ".join(str(v) for v in value) if isinstance(value, list | tuple) else str(value)
+
+
+def _positive(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and value > 0 else None

@@ -1,0 +1,83 @@
+"""The verb export: the best configuration, or `trial=N`, as a launch file with launch.json beside it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from autotune.history import TrialRecord
+from autotune.records import NothingFeasible, UsageError
+from autotune.review import verdict
+from autotune.review.deployment import Deployment, deploy
+from autotune.review.formats import sh
+from autotune.review.sources import read
+from autotune.review.story import Story
+
+if TYPE_CHECKING:
+    from autotune.config import Settings
+    from autotune.study import Study
+
+FORMATS: dict[str, tuple[str, Callable[[Deployment], str]]] = {"sh": ("launch.sh", sh.render)}
+"""Format: default file name, renderer."""
+
+
+def export(settings: Settings, study: Study) -> pathlib.Path:
+    """Write the launch file and launch.json; returns the launch file's path.
+
+    Raises NothingFeasible when no configuration keeps the limits, UsageError for an unknown format or trial.
+    """
+    name, render = _format(settings.format)
+    story = read(settings, study)
+    deployment = deploy(settings, story, choose(story, settings.trial))
+    path = target(settings, name)
+    write(path, render(deployment), executable=settings.format == "sh")
+    write(path.with_suffix(".json") if path.suffix != ".json" else path.with_suffix(".origin.json"),
+          json.dumps({**deployment.origin, "format": settings.format, "file": path.name}, indent=1,
+                     ensure_ascii=False, default=str) + "\n")
+    return path
+
+
+def choose(story: Story, number: int | None) -> TrialRecord:
+    """The trial to ship: the winner's, or the one asked for. Crashed and unfinished trials are refused."""
+    if number is None:
+        if story.winner is None:
+            raise NothingFeasible(f"study {story.study}: {verdict.headline(story)} There is nothing to export; "
+                                  "see the report, or name a trial with trial=N")
+        return story.winner.record
+    record = next((r for r in story.records if r.number == number), None)
+    if record is None:
+        raise UsageError(f"study {story.study} has no trial {number}; it has {len(story.records)} trials from 0")
+    if record.crashed:
+        raise UsageError(f"trial {number} crashed ({record.attrs['crash_category']}, signature "
+                         f"{record.attrs['crash_signature']}): there is no working server to export")
+    if record.state not in ("COMPLETE", "PRUNED"):
+        raise UsageError(f"trial {number} has no measurement (state {record.state}): choose a finished trial")
+    return record
+
+
+def target(settings: Settings, name: str) -> pathlib.Path:
+    """Where the launch file goes: out=FILE, out=FOLDER, or the study's folder."""
+    if settings.out is None:
+        return settings.folder / name
+    out = pathlib.Path(settings.out).expanduser()
+    return out / name if out.is_dir() else out
+
+
+def write(path: pathlib.Path, text: str, executable: bool = False) -> None:
+    """Write `text` to `path` at once, so that nobody reads half of it. Raises UsageError where it cannot."""
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8", newline="\n")
+        part.chmod(0o755 if executable else 0o644)
+        part.replace(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _format(name: str) -> tuple[str, Callable[[Deployment], str]]:
+    if name not in FORMATS:
+        raise UsageError(f"format must be one of {', '.join(FORMATS)}, not {name!r}")
+    return FORMATS[name]

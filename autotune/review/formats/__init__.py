@@ -1,0 +1,1 @@
+"""Launch files, one module a format: each turns a `Deployment` into text."""
