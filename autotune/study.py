@@ -35,7 +35,8 @@ class Study:
         """Open or create the study `name` in the storage `url`.
 
         Raises UsageError when a study of another identity has this name, or when it does not exist and
-        `create` is False; AutotuneError when the storage cannot be reached.
+        `create` is False (to read, only the space must be the same); AutotuneError when the storage cannot
+        be reached.
         """
         import optuna
 
@@ -49,7 +50,7 @@ class Study:
             inner = optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True,
                                         sampler=_planned_sampler(plan), pruner=optuna.pruners.NopPruner())
             study = cls(inner, plan, space, limits)
-            study._guard(identity)
+            study._guard(identity if create else {k: v for k, v in identity.items() if k == "space_digest"})
         except (UsageError, AutotuneError):
             raise
         except Exception as error:  # SQLAlchemy and its drivers share no base class of their own

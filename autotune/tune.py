@@ -30,6 +30,13 @@ class Watcher(Protocol):
     def note(self, text: str) -> None: ...
 
 
+class Noter(Protocol):
+    """Who writes down, for people, what a trial was: files before it is told, a note after."""
+
+    def attach(self, trial: Any, launch: pathlib.Path) -> None: ...
+    def annotate(self, study: Study, record: TrialRecord) -> None: ...
+
+
 @dataclasses.dataclass
 class Tuner:
     study: Study
@@ -38,7 +45,7 @@ class Tuner:
     folder: pathlib.Path
     judge: Callable[[Measurement], Verdict]
     watcher: Watcher
-    annotate: Callable[[Study, TrialRecord], None]
+    notes: Noter
 
     def run(self) -> Stop:
         """Launch and measure until the strategy stops. KeyboardInterrupt leaves a resumable study."""
@@ -85,6 +92,7 @@ class Tuner:
                 launch_s: float) -> None:
         facts = {"server_argv": live.argv, "server_env": live.env, "resolved": live.resolved,
                  "resolved_key": live.resolved_key}
+        self.notes.attach(trial, live.folder)
         if isinstance(outcome, TrialRecord):
             self.study.copy(trial, outcome, cost_s=cost_s, launch_s=launch_s, **facts)
         else:
@@ -93,7 +101,7 @@ class Tuner:
         record = self.study.record(trial.number)
         self.strategy.tell(observation_of(self.study, record))
         self._write_pivots()
-        self.annotate(self.study, record)
+        self.notes.annotate(self.study, record)
         self.watcher.outcome(record)
 
     def _twin(self, server: Config, load: Config, live: LiveServer) -> TrialRecord | None:

@@ -29,15 +29,15 @@ def run(verb: str, settings: Settings, verbose: bool) -> int:
     if verb in ("tune", "matrix"):
         with prepared(settings, verbose):
             return tune(settings) if verb == "tune" else matrix(settings)
-    from autotune.review import verbs as review
-
     if verb == "report":
-        return int(review.report(settings, open_study(settings, create=False)))
+        from autotune.review.report import report
+
+        return report(settings, open_study(settings, create=False))
     if verb == "export":
-        print(review.export(settings, open_study(settings, create=False)))
+        from autotune.review.export import export
+
+        print(export(settings, open_study(settings, create=False)))
         return 0
-    if verb == "dashboard":
-        return int(review.dashboard(settings))
     raise UsageError(f"the verb {verb} comes later")
 
 
@@ -52,9 +52,10 @@ def tune(settings: Settings) -> int:
     """Run or resume the study, then report and export."""
     from autotune.measure.limits import verdict_of
     from autotune.measure.power.meter import open_meter
-    from autotune.review import verbs as review
+    from autotune.review.export import export
+    from autotune.review.report import report as tell
     from autotune.trial import Bench
-    from autotune.tune import Tuner, strategy_of
+    from autotune.tune import Tuner
     from autotune.watch import Progress
 
     report = ready_or_refuse(settings)
@@ -71,17 +72,35 @@ def tune(settings: Settings) -> int:
                          f"objective {objective.replace('_', ' ')}, energy from {meter.describe()}")
             for trial in study.clear_dead():
                 watcher.note(f"trial {trial} was left running by a tuner that died: told FAIL, will be asked again")
-            tuner = Tuner(study, strategy_of(settings, study), bench, settings.folder,
-                          lambda measured: verdict_of(measured, objective, settings.limits), watcher, review.annotate)
+            tuner = Tuner(study, strategy_of(settings), bench, settings.folder,
+                          lambda measured: verdict_of(measured, objective, settings.limits), watcher, Notes(settings))
             stop = tuner.run()
             watcher.note(f"stopped: {stop.reason}")
-    review.report(settings, study)
+    tell(settings, study)
     try:
-        print(f"launch script: {review.export(settings, study)}")
+        print(f"launch script: {export(settings, study)}")
     except NothingFeasible as nothing:
         print(f"autotune: {nothing}", file=sys.stderr)
         return nothing.exit_code
     return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Notes:
+    """What optuna-dashboard shows beside a trial: files before it is told, a note after."""
+
+    settings: Settings
+
+    def attach(self, trial: Any, launch: pathlib.Path) -> None:
+        from autotune.review.notes import attach
+
+        attach(trial, self.settings.folder / "artifacts",
+               [launch / "server.log", launch / "power.csv", launch / f"requests-{trial.number}.jsonl"])
+
+    def annotate(self, study: Any, record: Any) -> None:
+        from autotune.review.notes import annotate
+
+        annotate(study, record, UNITS[self.settings.objective], self.settings.limits)
 
 
 def ready_or_refuse(settings: Settings) -> preflight.Preflight:
