@@ -150,7 +150,7 @@ class EngineSpec:
         version = raw.get("version") or {}
         _known(version, {"package", "use"}, f"{where}: version")
         params = {str(name): _param(spec, f"{where}: params.{name}")
-                  for name, spec in (raw.get("params") or {}).items()}
+                  for name, spec in (raw.get("params") or {}).items() if spec is not None}
         return cls(
             name=str(raw.get("name")), command=tuple(map(str, command)), params=params,
             python=raw.get("python"), env=_texts(raw.get("env")), vars=_texts(raw.get("vars")),
@@ -171,14 +171,15 @@ class EngineSpec:
         """The rules that say something about `space` under an engine version, in terms of its own parameters.
 
         A condition on a parameter that the space does not have is decided by that parameter's default: it holds
-        and is left out, or the rule can never match and is dropped.
+        and is left out, or the rule can never match and is dropped. So is one on values that are not among the choices.
         """
-        names = {p.name for p in space.params}
+        choices = {p.name: {text(c) for c in p.choices} for p in space.params}
         found = []
         for rule in self.rules:
-            rest = {name: values for name, values in rule.when.items() if name in names}
-            assumed = all(self._by_default(name, values) for name, values in rule.when.items() if name not in names)
-            if rest and assumed and matches(rule.versions, version):
+            rest = {name: values for name, values in rule.when.items() if name in choices}
+            possible = all(choices[name] & {text(v) for v in values} if name in choices else
+                           self._by_default(name, values) for name, values in rule.when.items())
+            if rest and possible and matches(rule.versions, version):
                 found.append(Rule(rest, rule.because))
         return tuple(found)
 
@@ -211,7 +212,7 @@ def _param(spec: Any, where: str) -> ParamSpec:
     _known(spec, PARAM_KEYS, where)
     choices = {text(k): _alternatives(v, f"{where}.{text(k)}") for k, v in (spec.get("choices") or {}).items()}
     default = spec.get("default")
-    rest = {k: v for k, v in spec.items() if k not in ("choices", "default")}
+    rest = {k: v for k, v in spec.items() if k not in ("choices", "default") and v is not None}
     if "switch" in rest or "off_switch" in rest:
         on, off = rest.pop("switch", None), rest.pop("off_switch", None)
         choices.setdefault("true", (_action({**rest, "args": [on] if on else []}, where),))
@@ -240,6 +241,8 @@ def _engine_rule(item: Any, where: str) -> EngineRule:
 
 
 def _alternatives(spec: Any, where: str) -> tuple[Action, ...]:
+    if spec == [] or (isinstance(spec, list) and any(isinstance(item, str) for item in spec)):
+        raise UsageError(f"{where}: a list here means alternatives by version; write {{args: [...]}}, or {{}} for nothing")
     items: Sequence[Any] = spec if isinstance(spec, list) else [spec or {}]
     return tuple(_action(item, where) for item in items)
 
@@ -250,6 +253,7 @@ def _action(spec: Any, where: str, valued: bool = False) -> Action:
     if not isinstance(spec, Mapping):
         raise UsageError(f"{where}: expected a mapping with args, env, flag or gpus, not {spec!r}")
     _known(spec, ACTION_KEYS, where)
+    spec = {k: v for k, v in spec.items() if v is not None}
     args = [text(a) for a in spec.get("args") or []]
     if "flag" in spec:
         args = [str(spec["flag"]), "{value}", *args]
