@@ -195,32 +195,49 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
     from omegaconf import OmegaConf
 
     parsed = OverridesParser.create().parse_overrides(overrides)
-    keys = {override.key_or_group for override in parsed}
-    if "space" not in keys:
-        raise UsageError(f"pass +space=NAME{_typo(keys)}; spaces: {', '.join(sorted(files))}")
+    given = {override.key_or_group: override.value() for override in parsed}
+    if "space" not in given:
+        raise UsageError(f"pass +space=NAME{_typo(set(given))}; spaces: {', '.join(sorted(files))}")
+    file = files.get(str(given["space"]))
+    if file is None:
+        raise UsageError(f"there is no space {given['space']!r}; spaces: {', '.join(sorted(files))}")
+    _no_misread_words(file)
+    node = OmegaConf.load(file)
     store = ConfigStore.instance()
-    for name, file in files.items():
-        _no_misread_words(file)
-        store.store(group="space", name=name, node=OmegaConf.load(file), provider=str(file))
-        for engine in sorted(file.parent.glob("engine/*.yaml")):
-            store.store(group="engine", name=engine.stem, node=OmegaConf.load(engine), provider=str(engine))
+    for name in [file.stem, *_bases(node)]:
+        if name in files:
+            store.store(group="space", name=name, node=OmegaConf.load(files[name]), provider=str(files[name]))
+    for engine in sorted(file.parent.glob("engine/*.yaml")):
+        store.store(group="engine", name=engine.stem, node=OmegaConf.load(engine), provider=str(engine))
     # space=NAME means +space=NAME, and open mappings take new keys without a plus.
     wanted = ["+" + o if o.startswith("space=") else "++" + o if o.startswith(("engine.", "limits.")) else o
               for o in overrides]
     GlobalHydra.instance().clear()
     with initialize_config_dir(version_base="1.3", config_dir=str(data_folder("conf"))):
-        if "engine" not in keys:
-            only_space = [w for w, p in zip(wanted, parsed, strict=True)
-                          if p.key_or_group == "space" or p.key_or_group.startswith("space.")]
-            first = compose("config", overrides=only_space)
-            name = OmegaConf.select(first, "space.engine")
-            if not isinstance(name, str):
-                raise UsageError("the space names no engine: it needs a line like engine: sglang")
-            wanted.insert(0, f"engine={name}")
+        if "engine" not in given:
+            wanted.insert(0, f"engine={given.get('space.engine') or _engine_of(node, file, files)}")
         composed = compose("config", overrides=wanted)
     plain = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(plain, dict)
-    return _settings({str(k): v for k, v in plain.items()}, keys, tuple(overrides), files)
+    return _settings({str(k): v for k, v in plain.items()}, set(given), tuple(overrides), files)
+
+
+def _bases(node: Any) -> list[str]:
+    """Spaces that a space file inherits from through Hydra's defaults list."""
+    entries = node.get("defaults") if hasattr(node, "get") else None
+    return [str(entry) for entry in entries or [] if isinstance(entry, str) and entry != "_self_"]
+
+
+def _engine_of(node: Any, file: pathlib.Path, files: Mapping[str, pathlib.Path]) -> str:
+    """The engine that a space, or the nearest space it inherits from, names."""
+    from omegaconf import OmegaConf
+
+    for where in [file, *(files[b] for b in _bases(node) if b in files)]:
+        loaded = OmegaConf.load(where)
+        name = loaded.get("engine") if OmegaConf.is_dict(loaded) else None
+        if isinstance(name, str):
+            return name
+    raise UsageError(f"{file}: names no engine: it needs a line like engine: sglang")
 
 
 def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],

@@ -39,7 +39,9 @@ def check(settings: Settings) -> Preflight:
     gpus = visible_gpus()
     server = space.split(space.baseline)[0]
     command = build(engine, space, server, port="PORT", device=settings.device, version=version)
-    problems = [*host_problems(settings, gpus, version), *gpu_problem(command.gpus, gpus, settings)]
+    problems = host_problems(settings, gpus, version)
+    if len(gpus.gpus) >= int(space.needs.get("gpus", 0)):
+        problems += gpu_problem(command.gpus, gpus, settings)
     choices = []
     for param in space.server_params:
         for value in param.choices:
@@ -91,7 +93,7 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
     except UsageError as error:
         return [str(error)]
     wanted = int(value) if action.gpus == "value" else int(action.gpus)
-    problems = gpu_problem(wanted, gpus, settings)
+    problems = gpu_problem(wanted, gpus, settings) if wanted > 1 else []
     alone = [rule for rule in settings.space.rules if set(rule.when) == {name} and rule.matches({name: value})]
     return problems + [rule.because for rule in alone]
 
@@ -114,7 +116,8 @@ def shown(report: Preflight, settings: Settings) -> str:
         lines.append(f"  {param.name}" + (" (load, changed on a live server)" if param.load else ""))
         for value in param.choices:
             found = next((c.problems for c in report.choices if (c.param, c.value) == (param.name, value)), ())
-            lines.append(f"    {text(value):24} " + ("; ".join(found) if found else "ok"))
+            state = "; ".join(found) or ("ok" if param.load or not report.problems else "once the above is mended")
+            lines.append(f"    {text(value):24} {state}")
     if settings.space.rules:
         lines += ["", "never launched together:"]
         for rule in settings.space.rules:

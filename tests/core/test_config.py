@@ -41,7 +41,7 @@ def test_a_folder_of_ones_own_adds_spaces_and_engines(tmp_path: pathlib.Path, mo
 @pytest.mark.parametrize(("overrides", "message"), [
     ([], "pass \\+space=NAME; spaces: .*local"),
     (["+spce=local"], "not spce"),
-    (["+space=locl"], "Could not find 'space/locl'.*local"),
+    (["+space=locl"], "there is no space 'locl'; spaces: .*local"),
     (["+space=local", "+colour=1"], "unknown key colour"),
     (["+space=local", "colour=1"], "colour"),
     (["+space=local", "workload.windw=1"], "windw"),
