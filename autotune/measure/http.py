@@ -1,0 +1,161 @@
+"""HTTP/1.1 as far as a load client needs it: request bytes, and the framing of an answer as it arrives.
+
+Written by hand because the hot path allows a few microseconds per chunk; tests/benchmarks/load.py holds
+the comparison with httpx, aiohttp and httptools. Framing follows RFC 9112 sections 6 and 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+HEAD_LIMIT = 65536
+
+
+class BadAnswer(ValueError):
+    """The peer does not speak HTTP/1.1 as RFC 9112 wants it."""
+
+
+def request(host: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    """A POST of a JSON body, ready to send; `host` is HOST:PORT."""
+    lines = [f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json",
+             "Accept: text/event-stream", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+class Framing:
+    """Takes the payload out of one answer's bytes.
+
+    `feed` returns the payload bytes that became complete; `done` says that the answer has ended, `status`
+    is None until the head was read, `reusable` whether the connection may carry another request. `eof`
+    must be called when the peer closes. Raises BadAnswer.
+    """
+
+    __slots__ = ("_chunked", "_left", "_rest", "_trailer", "done", "reusable", "status")
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.done = False
+        self.reusable = True
+        self._chunked = False
+        self._left: int | None = None  # of the body or of the chunk at hand; None: until the peer closes
+        self._rest = b""
+        self._trailer = False
+
+    def feed(self, data: bytes) -> bytes:
+        if self._chunked and not self._rest and not self._left:
+            # Nearly every read of a token stream is exactly one whole chunk.
+            eol = data.find(b"\r\n")
+            if 0 < eol < 9:
+                try:
+                    size = int(data[:eol], 16)
+                except ValueError:
+                    size = -1
+                if size > 0 and eol + size + 4 == len(data):
+                    return data[eol + 2:-2]
+        return self._feed(data)
+
+    def _feed(self, data: bytes) -> bytes:
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        if self.status is None:
+            end = data.find(b"\r\n\r\n")
+            if end < 0:
+                if len(data) > HEAD_LIMIT:
+                    raise BadAnswer("the head of the answer does not end")
+                self._rest = data
+                return b""
+            self._head(data[:end])
+            data = data[end + 4:]
+            if self.status is None:  # an interim 1xx answer
+                return self._feed(data) if data else b""
+        if self._chunked:
+            return self._chunks(data)
+        if self._left is None:
+            return data
+        if len(data) > self._left:
+            raise BadAnswer("more bytes than Content-Length says")
+        self._left -= len(data)
+        self.done = self._left == 0
+        return data
+
+    def eof(self) -> bool:
+        """The peer closed: whether that ends the answer as it should."""
+        self.reusable = False
+        if self.status is not None and not self._chunked and self._left is None:
+            self.done = True
+        return self.done
+
+    def _head(self, head: bytes) -> None:
+        lines = head.decode("latin-1").split("\r\n")
+        parts = lines[0].split(" ", 2)
+        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
+            raise BadAnswer(f"not an HTTP answer: {lines[0][:80]!r}")
+        status = int(parts[1])
+        if 100 <= status < 200:
+            return
+        headers = {}
+        for line in lines[1:]:
+            name, colon, value = line.partition(":")
+            if not colon:
+                raise BadAnswer(f"not a header: {line[:80]!r}")
+            headers[name.strip().lower()] = value.strip().lower()
+        self.status = status
+        self._chunked = "chunked" in headers.get("transfer-encoding", "")
+        keep = headers.get("connection", "keep-alive" if parts[0] != "HTTP/1.0" else "close")
+        self.reusable = "close" not in keep
+        if self._chunked:
+            self._left = 0
+        elif status in (204, 304):
+            self.done = True
+        elif "content-length" in headers:
+            try:
+                self._left = int(headers["content-length"])
+            except ValueError as error:
+                raise BadAnswer(f"Content-Length {headers['content-length'][:40]!r}") from error
+            self.done = self._left == 0
+        else:
+            self.reusable = False
+
+    def _chunks(self, data: bytes) -> bytes:
+        payload = []
+        at = 0
+        while at < len(data):
+            if self._left and self._left > 0:
+                part = data[at:at + self._left]
+                payload.append(part)
+                at += len(part)
+                self._left -= len(part)
+                if self._left:
+                    break
+                self._left = -2  # the line end after a chunk
+            if self._left is not None and self._left < 0:
+                ending = data[at:at - self._left]
+                if ending != b"\r\n"[self._left:][:len(ending)]:
+                    raise BadAnswer("a chunk is longer than its size says")
+                at += len(ending)
+                self._left += len(ending)
+                continue
+            eol = data.find(b"\r\n", at)
+            if eol < 0:
+                if len(data) - at > HEAD_LIMIT:
+                    raise BadAnswer("a chunk has no size")
+                self._rest = data[at:]
+                break
+            line = data[at:eol]
+            at = eol + 2
+            if self._trailer:
+                if not line:
+                    self._trailer = False
+                    self.done = True
+                    if at < len(data):
+                        raise BadAnswer("bytes after the end of the answer")
+                continue
+            try:
+                self._left = int(line.split(b";", 1)[0], 16)
+            except ValueError as error:
+                raise BadAnswer(f"not a chunk size: {line[:40]!r}") from error
+            if self._left == 0:
+                self._trailer = True
+        return b"".join(payload)

@@ -1,0 +1,68 @@
+"""Tokens and latencies of a window, from the arrival times of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from autotune.measure.reply import Reply
+from autotune.records import Percentiles
+
+Floats = npt.NDArray[np.float64]
+
+
+def token_arrivals(replies: Sequence[Reply]) -> tuple[Floats, Floats]:
+    """(times in s, tokens) of every arrival of all requests, in no order.
+
+    Where the server counted, each arrival has its own tokens; else a request's final count is spread evenly
+    over its events, and unfinished requests take the mean of the finished ones.
+    """
+    loose = [r for r in replies if not r.counted and r.completion_tokens is not None and r.times]
+    events = sum(len(r.times) for r in loose)
+    mean = sum(r.tokens for r in loose) / events if events else 1.0
+    times: list[Floats] = []
+    tokens: list[Floats] = []
+    for r in replies:
+        if not r.times:
+            continue
+        times.append(np.frombuffer(r.times, dtype=np.float64))
+        if r.counted:
+            counts = np.maximum.accumulate(np.frombuffer(r.counts, dtype=np.int64))
+            gained = np.diff(counts, prepend=0).astype(np.float64)
+            if r.completion_tokens is not None:
+                gained[-1] += r.completion_tokens - counts[-1]
+            tokens.append(gained)
+        else:
+            each = r.tokens / len(r.times) if r.completion_tokens is not None else mean
+            tokens.append(np.full(len(r.times), each))
+    if not times:
+        return np.empty(0), np.empty(0)
+    return np.concatenate(times), np.concatenate(tokens)
+
+
+def tokens_between(arrivals: tuple[Floats, Floats], edges: Sequence[float]) -> list[float]:
+    """Tokens that arrived in each of the intervals [edges[i], edges[i + 1])."""
+    counts, _ = np.histogram(arrivals[0], bins=np.asarray(edges), weights=arrivals[1])
+    return [float(c) for c in counts]
+
+
+def percentiles(seconds: Sequence[float] | Floats) -> Percentiles | None:
+    """Percentiles in ms of durations in s; None of nothing."""
+    values = np.asarray(seconds, dtype=np.float64) * 1000
+    if not values.size:
+        return None
+    p50, p90, p99 = np.percentile(values, [50, 90, 99])
+    return Percentiles(p50=float(p50), p90=float(p90), p99=float(p99), mean=float(values.mean()), n=int(values.size))
+
+
+def gaps(replies: Sequence[Reply], start: float, end: float) -> Floats:
+    """Seconds between successive arrivals of one request, for arrivals in [start, end)."""
+    found = []
+    for r in replies:
+        if len(r.times) > 1:
+            times = np.frombuffer(r.times, dtype=np.float64)
+            later = times[1:]
+            found.append(np.diff(times)[(later >= start) & (later < end)])
+    return np.concatenate(found) if found else np.empty(0)

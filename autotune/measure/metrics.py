@@ -1,0 +1,104 @@
+"""A server's Prometheus metrics: read as text, and watched during a window."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from autotune.measure.spec import MetricNames, Target
+
+INTERVAL_S = 2.0
+TIMEOUT_S = 5.0
+_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+\d+)?\s*$")
+
+
+def parse(text: str) -> dict[str, float]:
+    """Samples of a Prometheus text, those of the same name (other labels: ranks) added up. Bad lines are skipped."""
+    values: dict[str, float] = {}
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        if found:
+            try:
+                value = float(found[2])
+            except ValueError:
+                continue
+            if value == value:  # not NaN
+                values[found[1]] = values.get(found[1], 0.0) + value
+    return values
+
+
+class Watcher:
+    """Reads the metrics of a target every 2 s in a thread, while it is used as a context manager.
+
+    `failures` counts the reads that gave nothing; without a metrics path nothing is read.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.names: MetricNames = target.metrics
+        self._url = target.base_url.rstrip("/") + target.metrics_path if target.metrics_path else None
+        self.samples: list[tuple[float, dict[str, float]]] = []
+        self.failures = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._url:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._stop.set()
+        if self._url:
+            self._thread.join(TIMEOUT_S + 1)
+
+    def between(self, start: float, end: float) -> list[dict[str, float]]:
+        """The samples taken in [start, end], in CLOCK_MONOTONIC seconds."""
+        return [values for t, values in self.samples if start <= t <= end]
+
+    def reasons(self, start: float, end: float) -> tuple[str, ...]:
+        """Validity codes of a window: requests waiting in the server's queue, or retracted from its batch."""
+        samples, names, found = self.between(start, end), self.names, []
+        if names.queued and samples:
+            waiting = sum(1 for s in samples if s.get(names.queued, 0.0) > 0)
+            if waiting * 2 > len(samples):
+                found.append("server_queueing")
+        if names.retracted and samples:
+            series = [s.get(names.retracted, 0.0) for s in samples]
+            if names.retracted.endswith("_total"):
+                series = [series[-1] - series[0]]
+            if max(series) > 0:
+                found.append("server_retracted")
+        return tuple(found)
+
+    def accept_length(self, start: float, end: float) -> float | None:
+        """Tokens per verify step from the growth of counters; None where they are missing or did not grow."""
+        names, samples = self.names, self.between(start, end)
+        if not names.accept_tokens or not names.accept_steps or len(samples) < 2:
+            return None
+        first, last = samples[0], samples[-1]
+        if not {names.accept_tokens, names.accept_steps} <= first.keys() & last.keys():
+            return None
+        steps = last[names.accept_steps] - first[names.accept_steps]
+        tokens = last[names.accept_tokens] - first[names.accept_tokens]
+        return names.accept_bonus + tokens / steps if steps > 0 and tokens >= 0 else None
+
+    def _run(self) -> None:
+        assert self._url is not None
+        with httpx.Client(timeout=TIMEOUT_S, trust_env=False) as http:
+            while True:
+                try:
+                    answer = http.get(self._url)
+                    if answer.status_code == 200:
+                        self.samples.append((time.monotonic(), parse(answer.text)))
+                    else:
+                        self.failures += 1
+                except httpx.HTTPError:
+                    self.failures += 1
+                if self._stop.wait(INTERVAL_S):
+                    return

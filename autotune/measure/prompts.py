@@ -1,0 +1,163 @@
+"""Prompts of a wanted length, the same for every configuration: prompt number i depends on the seed and i only.
+
+Text comes from the Python standard library (on every machine) or a JSONL file; token ids are random.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+import pathlib
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.measure.spec import PromptSpec
+from autotune.records import UsageError
+
+Messages = list[dict[str, Any]]
+Prompt = str | list[int] | Messages
+
+BUILTIN_FILES = ("argparse", "ast", "calendar", "cmd", "codecs", "configparser", "copy", "csv", "dataclasses",
+                 "datetime", "difflib", "dis", "doctest", "enum", "fractions", "ftplib", "functools", "gettext",
+                 "heapq", "imaplib", "inspect", "ipaddress", "locale", "mailbox", "mimetypes", "optparse", "pdb",
+                 "pickle", "pickletools", "platform", "plistlib", "pprint", "pydoc", "random", "shutil", "smtplib",
+                 "socket", "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading",
+                 "timeit", "tokenize", "traceback", "turtle", "types", "typing", "uuid", "warnings", "zipfile")
+START_CHARS_PER_TOKEN = 3.0
+
+
+class PromptSet:
+    """Prompts by number. `chars_per_token` starts as a guess; `calibrate` with what the server counted.
+
+    `context_tokens` None keeps each prompt's own length (built-in text: about 256 tokens).
+    """
+
+    def __init__(self, spec: PromptSpec, context_tokens: int | None, chars_per_token: float | None = None) -> None:
+        self.spec = spec
+        self.context_tokens = context_tokens
+        self.chars_per_token = chars_per_token or START_CHARS_PER_TOKEN
+        self._items: list[Prompt] = []
+        self._text = ""
+        self._starts: list[int] = []
+        self._round: tuple[int, list[int]] = (-1, [])
+        if spec.kind == "jsonl":
+            assert spec.path is not None
+            self._items = read_prompts(spec.path)
+        if spec.kind == "builtin":
+            self._set_text(builtin_text())
+        elif spec.kind == "jsonl" and context_tokens is not None:
+            self._set_text("\n\n".join(_flat(item) for item in self._items))
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether the length in tokens depends on a tokenizer that only the server knows."""
+        return self.spec.kind != "tokens" and self.context_tokens is not None
+
+    def prompt(self, index: int) -> Prompt:
+        """Prompt number `index`: text, token ids, or messages. Any index is valid."""
+        rng = random.Random(f"{self.spec.seed}/{index}")
+        if self.spec.kind == "tokens":
+            assert self.context_tokens is not None
+            shared = round(self.spec.shared_prefix * self.context_tokens)
+            ids = range(self.spec.token_low, self.spec.token_high)
+            common = random.Random(f"{self.spec.seed}/shared")
+            return common.choices(ids, k=shared) + rng.choices(ids, k=self.context_tokens - shared)
+        if self._items and self.context_tokens is None:
+            return self._items[self._order(index)]
+        chars = max(1, round((self.context_tokens or 256) * self.chars_per_token))
+        shared = round(self.spec.shared_prefix * chars)
+        return self._slice(random.Random(f"{self.spec.seed}/shared"), shared) + self._slice(rng, chars - shared)
+
+    def sample(self, index: int, chars: int) -> str:
+        """A text of exactly `chars` characters like those of the prompts, to calibrate with."""
+        return self._slice(random.Random(f"{self.spec.seed}/calibrate/{index}"), chars)
+
+    def _order(self, index: int) -> int:
+        """All prompts once before any comes again, shuffled anew each round."""
+        count = len(self._items)
+        if self._round[0] != index // count:
+            order = list(range(count))
+            random.Random(f"{self.spec.seed}/round/{index // count}").shuffle(order)
+            self._round = (index // count, order)
+        return self._round[1][index % count]
+
+    def _set_text(self, text: str) -> None:
+        self._text = text
+        self._starts = [0] + [found.end() for found in re.finditer(r"\n(?=\S)", text)]
+
+    def _slice(self, rng: random.Random, chars: int) -> str:
+        """`chars` characters from the start of some line, going round at the end of the text."""
+        if chars <= 0:
+            return ""
+        last = bisect.bisect_right(self._starts, max(0, len(self._text) - chars))
+        start = self._starts[rng.randrange(max(1, last))]
+        piece = self._text[start:start + chars]
+        while len(piece) < chars:
+            piece += self._text[:chars - len(piece)]
+        return piece
+
+
+def builtin_text() -> str:
+    """Sources of pure-Python standard library modules. Raises UsageError where they are not on disk."""
+    folder = pathlib.Path(os.__file__).parent
+    texts = [(folder / f"{name}.py").read_text("utf-8") for name in BUILTIN_FILES
+             if (folder / f"{name}.py").is_file()]
+    if not texts:
+        raise UsageError(f"no standard library sources in {folder}: give workload.prompts=FILE.jsonl")
+    return "\n".join(texts)
+
+
+def read_prompts(path: pathlib.Path) -> list[Prompt]:
+    """The prompts of a JSONL file: lines with `prompt` (text or token ids), `text` or `messages`."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"prompts: cannot read {path}: {error}") from error
+    prompts: list[Prompt] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{path}:{number}: not JSON: {error}") from error
+        found: Any = None
+        if isinstance(row, dict):
+            found = next((row[k] for k in ("prompt", "text", "messages") if row.get(k)), None)
+        if not _is_prompt(found):
+            raise UsageError(f"{path}:{number}: needs prompt (text or token ids), text, or messages")
+        prompts.append(found)
+    if not prompts:
+        raise UsageError(f"{path}: no prompts in it")
+    return prompts
+
+
+def is_messages(prompt: Prompt) -> bool:
+    """Whether a prompt is a list of chat messages."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
+
+
+def as_text(messages: Sequence[Any]) -> str:
+    """Chat messages as plain text, for servers and uses without a chat template."""
+    return "\n".join(f"{m['role']}: {m['content']}" for m in messages)
+
+
+def _is_prompt(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(value)
+    if not isinstance(value, list) or not value:
+        return False
+    if all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+        return True
+    return all(isinstance(v, dict) and "role" in v and "content" in v for v in value)
+
+
+def _flat(prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if is_messages(prompt):
+        return as_text(prompt)
+    raise UsageError("prompts given as token ids have a fixed length: leave the context length unset")

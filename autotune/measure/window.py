@@ -1,0 +1,277 @@
+"""One measurement of a live server: warm-up until steady, then a window until it is precise enough.
+
+    result = measure(target, load, meter, settings, limits=..., alive=..., progress=..., record=...)
+
+Everything is timed by CLOCK_MONOTONIC, which the load client's process shares: the window is what lies between two
+readings of the meter, and its tokens are those whose arrival lies in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from autotune.measure import calibrate
+from autotune.measure.client import LoadClient, Tick
+from autotune.measure.estimate import relative_half_width
+from autotune.measure.limits import Limits
+from autotune.measure.metrics import Watcher
+from autotune.measure.power.meter import DeviceLost, Meter, Reading
+from autotune.measure.reply import Reply, write_replies
+from autotune.measure.spec import LoadFailure, LoadOrder, LoadSpec, Target, WindowSettings
+from autotune.records import Measurement
+
+POLL_S = 0.25
+PROGRESS_S = 1.0
+CLIENT_BUSY = 0.8  # share of a core, waiting for one included, above which the client itself may be the limit
+HELD = 0.95  # share of the wanted concurrency that must have been in flight
+
+
+class _Failed(Exception):
+    def __init__(self, failure: LoadFailure) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
+
+
+@dataclasses.dataclass(frozen=True)
+class Pulse:
+    """Totals at a block's edge: tokens so far, and the meter."""
+
+    t: float
+    tokens: float
+    reading: Reading
+
+    def spent(self, since: Pulse) -> float:
+        """Joules since an earlier pulse; seconds without a meter."""
+        now, then = self.reading.total, since.reading.total
+        return now - then if now is not None and then is not None else self.t - since.t
+
+
+def measure(target: Target, load: LoadSpec, meter: Meter, settings: WindowSettings, *, limits: Limits,
+            alive: Callable[[], bool], progress: Callable[[str], None],
+            record: pathlib.Path | None = None) -> Measurement | LoadFailure:
+    """Measure `target` under `load`.
+
+    Blocks until done; a KeyboardInterrupt ends the load and goes on. `alive` says whether the server's
+    process still runs; `progress` gets one line about every second; `record` gets one JSON line per request.
+    `limits` decide which requests count for goodput. The meter must be open. Raises AutotuneError for our own
+    failures only.
+    """
+    started = time.monotonic()
+    try:
+        ratio = calibrate.chars_per_token(target, load)
+    except calibrate.Unanswered as error:
+        kind = "no_answer" if alive() else "server_died"
+        return LoadFailure(kind, f"the server did not answer the first request: {str(error)[:200]}", 0, 1, {kind: 1},
+                           time.monotonic() - started, excerpt=str(error))
+    with LoadClient(LoadOrder(target, load, ratio)) as client, Watcher(target) as watcher:
+        run = _Run(client, load, meter, settings, alive, progress, started)
+        try:
+            steady = run.warm_up()
+            pulses = run.window()
+        except _Failed as failed:
+            return failed.failure
+        except DeviceLost as error:
+            tick = client.ticks[-1] if client.ticks else None
+            return LoadFailure("gpu_lost", str(error), tick.finished if tick else 0, tick.errors if tick else 0,
+                               tick.kinds if tick else {}, time.monotonic() - started, host_fault=True)
+        replies = client.stop()
+    if record is not None:
+        write_replies(record, replies, zero=pulses[0].t)
+    reasons = [] if steady else ["not_steady"]
+    reasons += run.client_reasons(pulses[0].t, pulses[-1].t)
+    reasons += watcher.reasons(pulses[0].t, pulses[-1].t)
+    return _measurement(replies, pulses, load, settings, meter, limits, run, watcher, reasons)
+
+
+class _Run:
+    """The clockwork of one load: waits in small steps, watching for the server's death and for errors."""
+
+    def __init__(self, client: LoadClient, load: LoadSpec, meter: Meter, settings: WindowSettings,
+                 alive: Callable[[], bool], progress: Callable[[str], None], started: float) -> None:
+        self.client, self.load, self.meter, self.settings = client, load, meter, settings
+        self.alive, self.progress, self.started = alive, progress, started
+        self.told = 0.0
+
+    def warm_up(self) -> bool:
+        """Wait until the load is steady; False when `warmup_max_s` passed before that."""
+        s, pulses = self.settings, []
+        begin = time.monotonic()
+        while True:
+            tick = self.step(s.block_s)
+            pulses.append(self.pulse(tick))
+            waited = time.monotonic() - begin
+            answered = tick.finished >= self.load.concurrency
+            self.say(f"warm-up {waited:.0f} s: {_rate(pulses, s.settle_s):.0f} tok/s, "
+                     f"{tick.finished} of {self.load.concurrency} requests answered", tick)
+            if waited >= s.warmup_min_s and answered and self.steady(pulses):
+                return True
+            if waited >= s.warmup_max_s and tick.finished:
+                return False
+
+    def steady(self, pulses: Sequence[Pulse]) -> bool:
+        """Whether tokens/s and power of the two halves of the last `settle_s` agree."""
+        n = max(2, round(self.settings.settle_s / self.settings.block_s / 2))
+        if len(pulses) < 2 * n + 1:
+            return False
+        blocks = list(zip(pulses[-2 * n - 1:-1], pulses[-2 * n:], strict=True))
+        rates = [(b.tokens - a.tokens) / (b.t - a.t) for a, b in blocks]
+        power = [b.spent(a) / (b.t - a.t) for a, b in blocks]
+        return all(_level(values[:n], values[n:], self.settings.drift) for values in (rates, power))
+
+    def window(self) -> list[Pulse]:
+        """Run the window: pulses at the edges of its blocks."""
+        s = self.settings
+        pulses = [self.pulse(self.step(0))]
+        while True:
+            tick = self.step(s.block_s)
+            pulses.append(self.pulse(tick))
+            length = pulses[-1].t - pulses[0].t
+            half = _half_width(pulses)
+            self.say(f"window {length:.0f} s: {_rate(pulses, length):.0f} tok/s"
+                     + (f" \u00b1 {100 * half:.1f} %" if half is not None else ""), tick)
+            if length >= s.max_s or (length >= s.min_s and half is not None and half <= s.precision):
+                return pulses
+
+    def step(self, seconds: float) -> Tick:
+        """Wait for `seconds` and return the counters. Raises _Failed."""
+        end = time.monotonic() + seconds
+        while True:
+            tick = self.client.wait(max(0.0, min(POLL_S, end - time.monotonic())))
+            if not self.alive():
+                raise self.failed("server_died", "the server's process ended under load", tick)
+            if tick is not None:
+                self.check_errors(tick)
+                if time.monotonic() >= end:
+                    return tick
+
+    def check_errors(self, tick: Tick) -> None:
+        s, done = self.settings, tick.finished + tick.errors
+        if tick.errors >= s.error_count_min and tick.errors > s.error_rate_limit * done:
+            common = ", ".join(f"{n} {kind}" for kind, n in Counter(tick.kinds).most_common(3))
+            hung = all(kind.startswith("timeout") for kind in tick.kinds if kind not in ("retry", "late"))
+            raise self.failed("hung" if hung else "error_rate",
+                              f"{tick.errors} of {done} requests failed ({common})", tick)
+
+    def failed(self, kind: str, detail: str, tick: Tick | None) -> _Failed:
+        kinds = dict(tick.kinds) if tick else {}
+        worst = max((k for k in kinds if k not in ("retry", "late")), key=lambda k: kinds[k], default="")
+        return _Failed(LoadFailure(kind, detail, tick.finished if tick else 0, tick.errors if tick else 0, kinds,
+                                   time.monotonic() - self.started,
+                                   excerpt=tick.details.get(worst, "") if tick else ""))
+
+    def pulse(self, tick: Tick) -> Pulse:
+        reading = self.meter.read()
+        return Pulse(reading.t, _tokens_at(self.client.ticks, reading.t), reading)
+
+    def say(self, text: str, tick: Tick) -> None:
+        now = time.monotonic()
+        if now - self.told >= PROGRESS_S:
+            self.told = now
+            self.progress(text + (f", {tick.errors} errors" if tick.errors else ""))
+
+    def client_reasons(self, start: float, end: float) -> list[str]:
+        """Validity codes of our own side: short of CPU, or not enough requests in flight."""
+        ticks = [t for t in self.client.ticks if start <= t.t <= end]
+        reasons = []
+        if self.client_cpu(start, end, waiting=True) > CLIENT_BUSY:
+            reasons.append("client_short_of_cpu")
+        if ticks and self.load.rate_per_s is None:
+            flying = sum(t.in_flight for t in ticks) / len(ticks)
+            if flying < HELD * self.load.concurrency:
+                reasons.append("concurrency_not_held")
+        if len({t.kinds.get("late", 0) for t in ticks}) > 1:
+            reasons.append("connections_exhausted")
+        return reasons
+
+    def client_cpu(self, start: float, end: float, waiting: bool = False) -> float:
+        """Share of one core that the load client took, with or without its waiting for a core."""
+        ticks = [t for t in self.client.ticks if start <= t.t <= end]
+        if len(ticks) < 2:
+            return 0.0
+        first, last = ticks[0], ticks[-1]
+        spent = last.cpu_s - first.cpu_s
+        if waiting and first.wait_s is not None and last.wait_s is not None:
+            spent += last.wait_s - first.wait_s
+        return spent / (last.t - first.t)
+
+
+def _measurement(replies: Sequence[Reply], pulses: Sequence[Pulse], load: LoadSpec, settings: WindowSettings,
+                 meter: Meter, limits: Limits, run: _Run, watcher: Watcher, reasons: list[str]) -> Measurement:
+    from autotune.measure import latency
+
+    start, end = pulses[0].t, pulses[-1].t
+    arrivals = latency.token_arrivals(replies)
+    blocks = latency.tokens_between(arrivals, [p.t for p in pulses])
+    costs = [b.spent(a) for a, b in zip(pulses, pulses[1:], strict=False)]
+    ended = [r for r in replies if r.ended is not None and start <= r.ended < end]
+    ok = [r for r in ended if r.ok]
+    failed = [r for r in ended if r.failed]
+    if len(ok) < settings.min_requests:
+        reasons.append("too_few_requests")
+    if ok and all(r.completion_tokens is None for r in ok):
+        reasons.append("no_usage")
+    if failed and len(failed) > settings.error_rate_limit * len(ended):
+        reasons.append("error_rate")
+    ended_tokens = sum(r.tokens for r in ok)
+    good = sum(r.tokens for r in ok if limits.good(r))
+    tokens = round(sum(blocks))
+    prompts = [r.prompt_tokens for r in ok if r.prompt_tokens is not None]
+    half = relative_half_width(blocks, costs)
+    kinds = Counter(r.kind for r in failed)
+    retries = sum(r.attempts - 1 for r in ended)
+    return Measurement(
+        output_tokens=tokens, window_s=end - start, requests=len(ok), errors=len(failed),
+        concurrency=load.concurrency, energy=meter.energy(pulses[0].reading, pulses[-1].reading),
+        ttft_ms=latency.percentiles([r.ttft_s for r in replies
+                                     if r.ttft_s is not None and start <= r.times[0] < end]),
+        tpot_ms=latency.percentiles([r.tpot_s for r in ok if r.tpot_s is not None]),
+        itl_ms=latency.percentiles(latency.gaps(replies, start, end)),
+        e2e_ms=latency.percentiles([r.e2e_s for r in ok if r.e2e_s is not None]),
+        prompt_tokens=sum(prompts) if prompts else None,
+        accept_length=_accept_length(ok) or watcher.accept_length(start, end),
+        relative_error=half if half is not None and math.isfinite(half) else None, reasons=tuple(reasons),
+        error_kinds={**kinds, **({"retry": retries} if retries else {})}, client_cpu_share=run.client_cpu(start, end),
+        good_tokens=round(tokens * good / ended_tokens) if ended_tokens else None)
+
+
+def _accept_length(replies: Sequence[Reply]) -> float | None:
+    """Completion tokens over verify steps, over the requests that ended in the window."""
+    known = [r for r in replies if r.verify_steps]
+    steps = sum(r.verify_steps or 0 for r in known)
+    return sum(r.tokens for r in known) / steps if steps else None
+
+
+def _tokens_at(ticks: Sequence[Tick], t: float) -> float:
+    """Tokens at a moment between two ticks, by interpolation; extrapolated past the last one by its rate."""
+    if len(ticks) < 2:
+        return ticks[-1].tokens if ticks else 0.0
+    ratio = ticks[-1].ratio
+    later = next((i for i in range(len(ticks) - 1, 0, -1) if ticks[i - 1].t <= t), 1)
+    a, b = ticks[later - 1], ticks[later]
+    at_a, at_b = a.counted + a.events * ratio, b.counted + b.events * ratio
+    return at_a + (at_b - at_a) * (t - a.t) / (b.t - a.t) if b.t > a.t else at_b
+
+
+def _half_width(pulses: Sequence[Pulse]) -> float | None:
+    pairs = list(zip(pulses, pulses[1:], strict=False))
+    return relative_half_width([b.tokens - a.tokens for a, b in pairs], [b.spent(a) for a, b in pairs])
+
+
+def _rate(pulses: Sequence[Pulse], seconds: float) -> float:
+    recent = [p for p in pulses if p.t >= pulses[-1].t - seconds - 1e-6]
+    length = recent[-1].t - recent[0].t
+    return (recent[-1].tokens - recent[0].tokens) / length if length > 0 else 0.0
+
+
+def _level(before: Sequence[float], after: Sequence[float], drift: float) -> bool:
+    """Whether two stretches have the same level: within `drift`, or within three standard errors."""
+    a, b = sum(before) / len(before), sum(after) / len(after)
+    if max(a, b) <= 0:
+        return False
+    noise = sum(sum((v - m) ** 2 for v in vs) / (len(vs) - 1) / len(vs) for vs, m in ((before, a), (after, b)))
+    return abs(b - a) <= max(drift * max(a, b), min(3 * math.sqrt(noise), 5 * drift * max(a, b)))

@@ -1,0 +1,377 @@
+"""A streaming completion server with a known truth: a real process, fast, scripted from the command line.
+
+It answers /v1/completions, /v1/chat/completions and /generate (SGLang's own) with made-up tokens at set times
+and, when it ends, writes for every request when it came and when each token was sent (CLOCK_MONOTONIC seconds).
+
+    python tests/fakes/stub_server.py --port-file P --truth T.jsonl --itl-ms 10 --fault cut:7
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import heapq
+import json
+import os
+import pathlib
+import random
+import select
+import signal
+import socket
+import struct
+import time
+from typing import Any
+
+WORDS = ("the", "of", "a", "tree", "draft", "token", "joule", "server", "block", "verify", "accept", "watt", "long",
+         "short", "batch", "cache", "page", "rank", "graph", "stream", "slow", "fast", "one", "two", "three", "four")
+FAULTS = ("http500", "http429", "error_event", "abort", "cut", "reset", "malformed", "stall", "empty", "close_idle",
+          "silent", "bad_http")
+
+
+class Stream:
+    """One request being answered."""
+
+    def __init__(self, number: int, api: str, body: dict[str, Any], received: float, args: argparse.Namespace) -> None:
+        sampling = body.get("sampling_params", body)
+        self.number, self.api, self.received = number, api, received
+        self.wanted = int(sampling.get("max_new_tokens" if api == "sglang" else "max_tokens", 16))
+        prompt = body.get("prompt", body.get("text", body.get("input_ids", body.get("messages", ""))))
+        text = json.dumps(prompt)
+        self.prompt_tokens = len(prompt) if isinstance(prompt, list) else max(1, round(len(prompt) / args.chars))
+        self.seed = hashlib.sha256(text.encode()).hexdigest()
+        self.continuous = bool((body.get("stream_options") or {}).get("continuous_usage_stats"))
+        self.stream = bool(body.get("stream", True))
+        self.sent: list[float] = []
+        self.counts: list[int] = []
+        self.tokens = self.steps = 0
+        self.fault: str | None = None
+        self.words = self._words(args)
+
+    def _words(self, args: argparse.Namespace) -> list[str]:
+        """Greedy output: a function of the prompt; `--noise` flips tokens at random, `--corrupt` always."""
+        rng = random.Random(self.seed)
+        words = []
+        noise = random.Random() if args.noise else None
+        for position in range(self.wanted):
+            word = rng.choice(WORDS)
+            if args.loop:
+                word = WORDS[position % 3]
+            if noise is not None and noise.random() < args.noise:
+                rng, noise = random.Random(random.random()), None
+                word = rng.choice(WORDS)
+            if args.corrupt and position % args.corrupt == args.corrupt - 1:
+                word = "XX"
+            words.append(word)
+        return words
+
+
+class Connection:
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.data = b""
+        self.stream: Stream | None = None
+        self.out = b""
+
+
+class Stub:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.rng = random.Random(args.seed)
+        self.listener = socket.create_server((args.host, args.port), backlog=4096)
+        self.listener.setblocking(False)
+        self.poller = select.epoll()
+        self.poller.register(self.listener, select.EPOLLIN)
+        self.connections: dict[int, Connection] = {}
+        self.due: list[tuple[float, int, Connection, Stream]] = []
+        self.streams: list[Stream] = []
+        self.total_tokens = self.total_steps = self.running = 0
+        self.order = 0
+        self.ended = False
+
+    def run(self) -> None:
+        if self.args.port_file:
+            path = pathlib.Path(self.args.port_file)
+            part = path.with_suffix(".part")
+            part.write_text(str(self.listener.getsockname()[1]))
+            part.replace(path)
+        started = time.monotonic()
+        while not self.ended:
+            wait = max(0.0, self.due[0][0] - time.monotonic()) if self.due else 0.2
+            for fd, mask in self.poller.poll(min(wait, 0.2)):
+                if fd == self.listener.fileno():
+                    self.accept()
+                elif fd in self.connections:
+                    self.ready(self.connections[fd], mask)
+            now = time.monotonic()
+            while self.due and self.due[0][0] <= now:
+                _, _, connection, stream = heapq.heappop(self.due)
+                if connection.stream is stream:
+                    self.step(connection, stream)
+            if self.args.die_after_s and now - started > self.args.die_after_s:
+                os._exit(7)
+        if self.args.truth:
+            with open(self.args.truth, "w", encoding="utf-8") as file:
+                for s in self.streams:
+                    file.write(json.dumps({"number": s.number, "received": s.received, "sent": s.sent, "fault": s.fault,
+                                           "counts": s.counts, "tokens": s.tokens, "wanted": s.wanted,
+                                           "prompt_tokens": s.prompt_tokens, "steps": s.steps}) + "\n")
+
+    def accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self.listener.accept()
+            except BlockingIOError:
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.connections[sock.fileno()] = Connection(sock)
+            self.poller.register(sock, select.EPOLLIN)
+
+    def ready(self, c: Connection, mask: int) -> None:
+        if mask & select.EPOLLOUT:
+            self.send(c, b"")
+            return
+        try:
+            data = c.sock.recv(1 << 20)
+        except OSError:
+            data = b""
+        if not data:
+            self.drop(c)
+            return
+        c.data += data
+        head, end, rest = c.data.partition(b"\r\n\r\n")
+        if not end:
+            return
+        lines = head.decode("latin-1").split("\r\n")
+        method, path, _ = lines[0].split(" ", 2)
+        length = next((int(x.split(":")[1]) for x in lines[1:] if x.lower().startswith("content-length:")), 0)
+        if len(rest) < length:
+            return
+        c.data = rest[length:]
+        self.request(c, method, path, rest[:length], time.monotonic())
+
+    def request(self, c: Connection, method: str, path: str, body: bytes, now: float) -> None:
+        if method == "GET":
+            self.get(c, path)
+            return
+        api = {"/generate": "sglang", "/v1/chat/completions": "chat"}.get(path, "openai")
+        s = Stream(len(self.streams), api, json.loads(body), now, self.args)
+        self.streams.append(s)
+        s.fault = self.fault(s.number)
+        if s.fault in ("http500", "http429"):
+            self.plain(c, int(s.fault[4:]), {"error": {"message": "made to fail"}})
+            return
+        if s.fault == "bad_http":
+            self.send(c, b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
+            return
+        if s.fault == "silent":
+            return
+        if not s.stream:
+            text = " ".join(s.words)
+            s.tokens = s.wanted
+            usage = {"prompt_tokens": s.prompt_tokens, "completion_tokens": s.wanted}
+            self.plain(c, 200, {"text": text, "meta_info": usage} if api == "sglang" else
+                       {"choices": [{"text": text, "message": {"content": text}, "finish_reason": "length"}],
+                        "usage": usage})
+            return
+        c.stream = s
+        self.running += 1
+        framing = {"chunked": "Transfer-Encoding: chunked\r\n", "close": "Connection: close\r\n"}[self.args.framing]
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{framing}\r\n".encode()
+        self.send(c, head)
+        if s.fault == "error_event":
+            self.event(c, json.dumps({"error": {"message": "prompt is too long", "code": 400}}))
+            self.event(c, json.dumps({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}))
+            self.finish(c, s)
+            return
+        if s.fault == "empty":
+            self.finish(c, s)
+            return
+        if self.args.ping:
+            self.write(c, b": ping\n\n")
+        if api == "chat":
+            self.event(c, json.dumps({"choices": [{"delta": {"role": "assistant", "content": ""}}]}))
+        self.plan(c, s, s.received + self.args.ttft_ms / 1000)
+
+    def fault(self, number: int) -> str | None:
+        for spec in self.args.fault:
+            kind, _, every = spec.partition(":")
+            if (number + 1) % int(every or 1) == 0:
+                return str(kind)
+        return None
+
+    def plan(self, c: Connection, s: Stream, at: float) -> None:
+        self.order += 1
+        heapq.heappush(self.due, (at, self.order, c, s))
+
+    def step(self, c: Connection, s: Stream) -> None:
+        """One decode step: the tokens of one event."""
+        pattern = self.args.chunk_tokens
+        n = 1 if not s.tokens else pattern[s.steps % len(pattern)]
+        n = min(n, s.wanted - s.tokens)
+        begin, s.tokens, s.steps = s.tokens, s.tokens + n, s.steps + 1
+        if s.fault in ("cut", "reset", "malformed", "stall", "abort") and s.tokens * 2 >= s.wanted:
+            self.break_off(c, s)
+            return
+        last = s.tokens >= s.wanted
+        text = " ".join(s.words[begin:s.tokens]) + " "
+        self.event(c, self.data(s, text, last))
+        if c.stream is not s:
+            return
+        s.sent.append(time.monotonic())
+        s.counts.append(s.tokens)
+        self.total_tokens += n
+        self.total_steps += 1
+        if last:
+            if s.api != "sglang" and self.args.usage != "none":
+                self.event(c, '{"choices":[],"usage":' + self.usage(s) + "}")
+            self.finish(c, s)
+        else:
+            jitter = 1 + self.args.jitter * (2 * self.rng.random() - 1) if self.args.jitter else 1
+            self.plan(c, s, max(s.sent[-1], self.due_time(s)) if not self.args.jitter
+                      else s.sent[-1] + self.args.itl_ms / 1000 * jitter)
+
+    def due_time(self, s: Stream) -> float:
+        return s.received + (self.args.ttft_ms + self.args.itl_ms * len(s.sent)) / 1000
+
+    def usage(self, s: Stream) -> str:
+        steps = f',"spec_verify_ct":{s.steps}' if self.args.speculative else ""
+        return f'{{"prompt_tokens":{s.prompt_tokens},"completion_tokens":{s.tokens}{steps}}}'
+
+    def data(self, s: Stream, text: str, last: bool) -> str:
+        if s.api == "sglang":
+            reason = f'{{"type":"length","length":{s.wanted}}}' if last else "null"
+            shown = " ".join(s.words[:s.tokens])
+            return (f'{{"text":"{shown}","meta_info":{{"id":"{s.number}","finish_reason":{reason},'
+                    + self.usage(s)[1:] + "}")
+        reason = '"length"' if last else "null"
+        usage = f',"usage":{self.usage(s)}' if s.continuous and self.args.usage == "full" else ""
+        piece = f'"delta":{{"content":"{text}"}}' if s.api == "chat" else f'"text":"{text}"'
+        return (f'{{"id":"cmpl-{s.number}","object":"text_completion","created":1700000000,"model":"stub","choices":'
+                f'[{{"index":0,{piece},"logprobs":null,"finish_reason":{reason},"matched_stop":null}}]{usage}}}')
+
+    def break_off(self, c: Connection, s: Stream) -> None:
+        if s.fault == "stall":
+            return
+        if s.fault == "malformed":
+            self.write(c, b"data: {\"choices\": [{\"text\": \n\n")
+            self.event(c, "[DONE]")
+        elif s.fault == "abort":
+            self.event(c, json.dumps({"text": "", "meta_info": {
+                "finish_reason": {"type": "abort", "message": "out of memory"}, "completion_tokens": s.tokens}}))
+            self.finish(c, s)
+            return
+        elif s.fault == "reset":
+            c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.running -= 1
+        c.stream = None
+        self.drop(c)
+
+    def finish(self, c: Connection, s: Stream) -> None:
+        if s.fault != "empty" or s.api != "sglang":
+            self.event(c, "[DONE]")
+        self.running -= 1
+        c.stream = None
+        if self.args.framing == "chunked":
+            self.send(c, b"0\r\n\r\n")
+        if self.args.framing == "close" or s.fault == "close_idle":
+            self.drop(c)
+
+    def event(self, c: Connection, data: str) -> None:
+        self.write(c, ("data: " + data + self.args.eol * 2).encode())
+
+    def write(self, c: Connection, payload: bytes) -> None:
+        """Send payload in the answer's framing; `--split` breaks it into pieces of that many bytes."""
+        if self.args.framing != "chunked":
+            self.send(c, payload)
+        elif self.args.split:
+            for i in range(0, len(payload), self.args.split):
+                piece = payload[i:i + self.args.split]
+                self.send(c, b"%x\r\n%b\r\n" % (len(piece), piece))
+        else:
+            self.send(c, b"%x\r\n%b\r\n" % (len(payload), payload))
+
+    def send(self, c: Connection, data: bytes) -> None:
+        data = c.out + data if c.out else data
+        try:
+            sent = c.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.drop(c)
+            return
+        had, c.out = bool(c.out), data[sent:]
+        if bool(c.out) != had:
+            self.poller.modify(c.sock, select.EPOLLIN | (select.EPOLLOUT if c.out else 0))
+
+    def drop(self, c: Connection) -> None:
+        if self.connections.pop(c.sock.fileno(), None) is None:
+            return
+        self.running -= c.stream is not None
+        c.stream = None
+        self.poller.unregister(c.sock)
+        c.sock.close()
+
+    def get(self, c: Connection, path: str) -> None:
+        if path == "/metrics":
+            text = (f"# HELP stub:num_running_reqs running\n# TYPE stub:num_running_reqs gauge\n"
+                    f'stub:num_running_reqs{{model="stub",rank="0"}} {self.running}.0\n'
+                    f'stub:num_queue_reqs{{model="stub"}} {self.args.queued}\n'
+                    f'stub:num_retracted_reqs_total{{model="stub"}} {self.args.retracted * len(self.streams)}\n'
+                    f"stub:generation_tokens_total {self.total_tokens}\n"
+                    f"stub:verify_steps_total {self.total_steps}\n")
+            self.answer(c, 200, "text/plain; version=0.0.4", text.encode())
+        elif path == "/v1/models":
+            self.plain(c, 200, {"data": [{"id": "stub", "object": "model"}]})
+        else:
+            self.plain(c, 200, {"status": "ok"})
+
+    def plain(self, c: Connection, status: int, value: Any) -> None:
+        self.answer(c, status, "application/json", json.dumps(value).encode())
+
+    def answer(self, c: Connection, status: int, kind: str, body: bytes) -> None:
+        head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.send(c, head.encode() + body)
+
+
+def arguments() -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--host", default="127.0.0.1")
+    p.add_argument("--port", type=int, default=0)
+    p.add_argument("--port-file")
+    p.add_argument("--truth")
+    p.add_argument("--ttft-ms", type=float, default=20.0)
+    p.add_argument("--itl-ms", type=float, default=5.0)
+    p.add_argument("--jitter", type=float, default=0.0, help="share by which each step's time varies")
+    p.add_argument("--chunk-tokens", type=lambda t: [int(x) for x in t.split(",")], default=[1])
+    p.add_argument("--speculative", action="store_true", help="report verify steps in the usage")
+    p.add_argument("--usage", choices=["full", "final", "none"], default="full")
+    p.add_argument("--framing", choices=["chunked", "close"], default="chunked")
+    p.add_argument("--split", type=int, default=0)
+    p.add_argument("--eol", type=lambda t: {"lf": "\n", "crlf": "\r\n"}[t], default="lf")
+    p.add_argument("--ping", action="store_true")
+    p.add_argument("--chars", type=float, default=4.0, help="characters per prompt token")
+    p.add_argument("--fault", action="append", default=[], help=f"KIND:EVERY with KIND of {', '.join(FAULTS)}")
+    p.add_argument("--noise", type=float, default=0.0)
+    p.add_argument("--corrupt", type=int, default=0)
+    p.add_argument("--loop", action="store_true")
+    p.add_argument("--queued", type=int, default=0)
+    p.add_argument("--retracted", type=int, default=0)
+    p.add_argument("--die-after-s", type=float, default=0.0)
+    p.add_argument("--seed", type=int, default=0)
+    return p.parse_args()
+
+
+def main() -> None:
+    stub = Stub(arguments())
+
+    def end(*_: object) -> None:
+        stub.ended = True
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    stub.run()
+
+
+if __name__ == "__main__":
+    main()
