@@ -15,62 +15,17 @@ from typing import Any
 
 from autotune.engine.server import ServerSettings
 from autotune.engine.spec import EngineSpec
+from autotune.measure.limits import Limits
+from autotune.measure.objective import Objective
+from autotune.measure.power.meter import PowerSettings
 from autotune.records import UsageError
 from autotune.space import OVERLAYS, Space
+from autotune.workload import WorkloadSettings
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
-OBJECTIVES = ("tokens_per_joule", "tokens_per_s", "goodput_per_joule", "cost")
 STRATEGIES = ("autotune", "tpe", "random", "grid")
-METERS = ("auto", "nvml", "rapl", "cpu_time", "none")
 SPACES_VARIABLE = "AUTOTUNE_SPACES"
 MISREAD = {"on", "off", "yes", "no", "y", "n"}
-
-
-@dataclasses.dataclass(frozen=True)
-class PowerSettings:
-    """conf/power: which meter, and what cpu_time assumes."""
-
-    meter: str
-    sample_s: float
-    watts_per_core: float
-    max_disagreement: float
-
-    def __post_init__(self) -> None:
-        _one_of("power.meter", self.meter, METERS)
-        _positive("power", self, "sample_s", "watts_per_core", "max_disagreement")
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkloadSettings:
-    """conf/workload: prompts, lengths, and when a window starts and ends."""
-
-    prompts: str | None
-    contexts: list[int]
-    output_tokens: int
-    spread: float
-    temperature: float
-    shared_prefix: float
-    rate_per_s: float | None
-    warmup_s: float
-    warmup_max_s: float
-    window_s: float
-    window_max_s: float
-    precision: float
-    max_error_rate: float
-    request_timeout_s: float
-    seed: int
-
-    def __post_init__(self) -> None:
-        _positive("workload", self, "output_tokens", "window_s", "window_max_s", "precision", "request_timeout_s",
-                  "warmup_max_s")
-        if not self.contexts or min(self.contexts) <= 0:
-            raise UsageError("workload.contexts must list at least one positive prompt length in tokens")
-        if not 0 <= self.spread < 1 or not 0 <= self.shared_prefix <= 1 or not 0 <= self.max_error_rate <= 1:
-            raise UsageError("workload.spread, shared_prefix and max_error_rate are shares between 0 and 1")
-        if self.temperature < 0 or self.warmup_s < 0 or (self.rate_per_s is not None and self.rate_per_s <= 0):
-            raise UsageError("workload.temperature and warmup_s must not be negative, rate_per_s must be positive")
-        if self.window_max_s < self.window_s or self.warmup_max_s < self.warmup_s:
-            raise UsageError("workload.window_max_s and warmup_max_s must not be below window_s and warmup_s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +84,7 @@ class Settings:
     matrix: MatrixSettings
     report: ReportSettings
     limits: Mapping[str, float]
-    objective: str
+    objective: Objective
     device: str
     outputs: pathlib.Path
     config: str
@@ -244,7 +199,7 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
               files: Mapping[str, pathlib.Path]) -> Settings:
     if not isinstance(cfg.get("space"), dict):
         raise UsageError(f"pass +space=NAME; spaces: {', '.join(sorted(files))}")
-    known = {*SECTIONS, *SCALARS, "space", "engine", "limits", "trial", "out"}
+    known = {*SECTIONS, *SCALARS, "space", "engine", "limits", "trial", "out", "price_per_device_hour"}
     unknown = sorted(set(cfg) - known)
     if unknown:
         raise UsageError(f"unknown key {', '.join(unknown)}; known: {', '.join(sorted(known))}")
@@ -260,17 +215,24 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
     for name, kind in SCALARS.items():
         if not isinstance(cfg[name], kind):
             raise UsageError(f"{name} must be a text, not {cfg[name]!r}")
-    _one_of("objective", cfg["objective"], OBJECTIVES)
     limits = {str(k): v for k, v in (cfg["limits"] or {}).items()}
-    for name, value in limits.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-            raise UsageError(f"limits.{name} must be a number that is not negative, not {value!r}")
+    Limits(limits)
     if cfg["trial"] is not None and (not isinstance(cfg["trial"], int) or cfg["trial"] < 0):
         raise UsageError(f"trial must be a trial's number, not {cfg['trial']!r}")
     return Settings(
-        space=space.with_rules(engine.rules), engine=engine, limits=limits, objective=cfg["objective"],
+        space=space.with_rules(engine.rules), engine=engine, limits=limits, objective=_objective(cfg),
         device=cfg["device"], outputs=pathlib.Path(cfg["outputs"]), config=str(cfg["config"]), trial=cfg["trial"],
         format=cfg["format"], out=cfg["out"], overrides=overrides, composed=cfg, **sections)
+
+
+def _objective(cfg: Mapping[str, Any]) -> Objective:
+    price = cfg["price_per_device_hour"]
+    if price is not None and (not isinstance(price, int | float) or isinstance(price, bool)):
+        raise UsageError(f"price_per_device_hour must be a number, not {price!r}")
+    if cfg["objective"] == "pareto":
+        raise UsageError("objective=pareto: the search has one objective; the report shows tokens/s against tokens/J")
+    devices = cfg["space"].get("needs", {}).get("gpus", 1) if isinstance(cfg["space"].get("needs"), dict) else 1
+    return Objective(cfg["objective"], price, int(devices))
 
 
 def section(kind: type[Any], raw: Any, name: str) -> Any:
@@ -333,9 +295,3 @@ def _typo(keys: set[str]) -> str:
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-
-
-def _positive(where: str, values: Any, *names: str) -> None:
-    for name in names:
-        if not getattr(values, name) > 0:
-            raise UsageError(f"{where}.{name} must be positive, not {getattr(values, name)}")

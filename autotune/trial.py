@@ -1,6 +1,6 @@
 """One launch and its measurements: from a server part to outcomes. Knows neither Optuna nor strategies.
 
-    bench = Bench(settings, version, gpus, meter)
+    bench = Bench(settings, version, gpus, power)
     with bench.launch(server, folder, progress) as live:
         outcome = live.crash or live.measure({"concurrency": 8}, 3)
 
@@ -13,21 +13,21 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.config import Settings
 from autotune.crash.classify import classify
 from autotune.engine.argv import build
 from autotune.engine.probe import Gpus, gpu_memory_used_mib
 from autotune.engine.server import Failure, Server, free_port
-from autotune.measure.target import load_spec, target_of, window_settings
+from autotune.measure.limits import Limits
+from autotune.measure.power.meter import Powered, PowerSettings, open_meter
 from autotune.records import AutotuneError, Config, Crash, Measurement, Stage, Value, digest
-
-if TYPE_CHECKING:
-    from autotune.measure.power.meter import Meter
+from autotune.workload import target_of
 
 PORT_TRIES = 3
 GPU_SLACK_MIB = 512.0
@@ -58,16 +58,17 @@ class LiveServer:
 
     def measure(self, load: Config, label: int | str) -> Measurement | Crash:
         """Measure one load part; a server that fails under it is a Crash at stage serving."""
-        from autotune.measure.run import measure
+        from autotune.measure.window import measure
 
         settings = self.bench.settings
         target = target_of(settings.engine, self.server.url, self.server.model_name() or "default")
-        spec = load_spec(settings.workload, load)
-        self.bench.meter.watch(self.server.pid, self.bench.uuids(self.server.command.gpus))
-        found = measure(target, spec, self.bench.meter, window_settings(settings.workload),
-                        alive=lambda: self.server.alive,
-                        progress=lambda text: self.progress(text, self.server.after_s),
-                        record=self.folder / f"requests-{label}.jsonl")
+        powered = Powered(self.server.pid, self.bench.uuids(self.server.command.gpus))
+        meter, _ = open_meter(self.bench.power, powered, self.folder / f"power-{label}.csv")
+        with meter:
+            found = measure(target, settings.workload.load(load), meter, settings.workload.window(),
+                            limits=Limits(settings.limits), alive=lambda: self.server.alive,
+                            progress=lambda text: self.progress(text, self.server.after_s),
+                            record=self.folder / f"requests-{label}.jsonl")
         if isinstance(found, Measurement):
             return found
         if found.host_fault:
@@ -79,8 +80,7 @@ class LiveServer:
         info = self.bench.settings.engine.info
         if info.path is None:
             return {}
-        told = self.server.get_json(info.path)
-        return {key: told[key] for key in info.identity if key in told}
+        return info.same(self.server.get_json(info.path))
 
 
 @dataclasses.dataclass
@@ -90,7 +90,7 @@ class Bench:
     settings: Settings
     version: str | None
     gpus: Gpus
-    meter: Meter
+    power: PowerSettings  # its source is a meter that works here, not auto
 
     @contextlib.contextmanager
     def launch(self, config: Mapping[str, Value], folder: pathlib.Path, progress: Progress) -> Iterator[LiveServer]:
@@ -123,9 +123,9 @@ class Bench:
         return classify(server.log, stage=failure.stage, exit_status=failure.exit_status, after_s=failure.after_s,
                         timed_out=failure.kind in ("stage_timeout", "hung"), detail=failure.detail)
 
-    def uuids(self, count: int) -> list[str]:
-        """UUIDs of the GPUs that a server of `count` GPUs gets: the first ones visible."""
-        return [g.uuid for g in self.gpus.gpus[:count]]
+    def uuids(self, count: int) -> tuple[str, ...]:
+        """UUIDs of the GPUs that a server of `count` GPUs gets: the first ones visible, none on device cpu."""
+        return () if self.settings.device == "cpu" else tuple(g.uuid for g in self.gpus.gpus[:count])
 
     def _wait_for_gpu_memory(self, before: Mapping[str, float], progress: Progress) -> None:
         deadline = time.monotonic() + self.settings.server.gpu_free_s
@@ -140,3 +140,13 @@ class Bench:
                 progress(f"{total:.0f} MiB of GPU memory not given back", 0.0)
                 return
             time.sleep(0.5)
+
+
+def working_power(settings: Settings, gpus: Gpus) -> tuple[PowerSettings, dict[str, str]]:
+    """The power settings with `auto` replaced by the meter that works here, and why the others do not.
+
+    Raises MeterUnavailable (exit 4) when a meter asked for by name does not work.
+    """
+    uuids = () if settings.device == "cpu" else tuple(g.uuid for g in gpus.gpus[:1])
+    meter, refused = open_meter(settings.power, Powered(os.getpid(), uuids))
+    return dataclasses.replace(settings.power, source=meter.source), refused

@@ -10,13 +10,15 @@ import os
 import pathlib
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune import journal, preflight
 from autotune.config import Settings
 from autotune.engine.leftovers import end_leftovers
 from autotune.engine.probe import cpu_name, engine_version, visible_gpus
+from autotune.measure.objective import Objective
+from autotune.measure.power.meter import PowerSettings
 from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError, digest
 
 LOG = logging.getLogger("autotune")
@@ -50,32 +52,31 @@ def check(settings: Settings) -> int:
 
 def tune(settings: Settings) -> int:
     """Run or resume the study, then report and export."""
-    from autotune.measure.limits import verdict_of
-    from autotune.measure.power.meter import open_meter
+    from autotune.judge import judge_for
     from autotune.review.export import export
     from autotune.review.report import report as tell
-    from autotune.trial import Bench
+    from autotune.trial import Bench, working_power
     from autotune.tune import Tuner
     from autotune.watch import Progress
 
     report = ready_or_refuse(settings)
-    with open_meter(settings.power) as meter:
-        settings = with_objective(settings, meter.source)
-        objective = settings.objective
-        study = open_study(settings)
-        study.set_attr("provenance", provenance(settings, report))
-        study.set_attr("strategy", settings.study.strategy)
-        past = study.records()
-        bench = Bench(settings, report.version, report.gpus, meter)
-        with Progress(settings.space.baseline, UNITS[objective], settings.study.launches, past=past) as watcher:
-            watcher.note(f"study {settings.study_name}: {len(past)} trials so far, "
-                         f"objective {objective.replace('_', ' ')}, energy from {meter.describe()}")
-            for trial in study.clear_dead():
-                watcher.note(f"trial {trial} was left running by a tuner that died: told FAIL, will be asked again")
-            tuner = Tuner(study, strategy_of(settings), bench, settings.folder,
-                          lambda measured: verdict_of(measured, objective, settings.limits), watcher, Notes(settings))
-            stop = tuner.run()
-            watcher.note(f"stopped: {stop.reason}")
+    power, refused = working_power(settings, report.gpus)
+    settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
+    study = open_study(settings)
+    study.set_attr("provenance", provenance(settings, report))
+    study.set_attr("strategy", settings.study.strategy)
+    past = study.records()
+    bench = Bench(settings, report.version, report.gpus, power)
+    unit = settings.objective.unit
+    with Progress(settings.space.baseline, unit, settings.study.launches, past=past) as watcher:
+        watcher.note(f"study {settings.study_name}: {len(past)} trials so far, objective "
+                     f"{settings.objective.name.replace('_', ' ')}, energy from {energy_text(power, refused)}")
+        for trial in study.clear_dead():
+            watcher.note(f"trial {trial} was left running by a tuner that died: told FAIL, will be asked again")
+        tuner = Tuner(study, make_strategy(settings, study), bench, settings.folder,
+                      judge_for(settings.objective, settings.limits), watcher, Notes(settings))
+        stop = tuner.run()
+        watcher.note(f"stopped: {stop.reason}")
     tell(settings, study)
     try:
         print(f"launch script: {export(settings, study)}")
@@ -95,12 +96,12 @@ class Notes:
         from autotune.review.notes import attach
 
         attach(trial, self.settings.folder / "artifacts",
-               [launch / "server.log", launch / "power.csv", launch / f"requests-{trial.number}.jsonl"])
+               [launch / "server.log", launch / f"power-{trial.number}.csv", launch / f"requests-{trial.number}.jsonl"])
 
     def annotate(self, study: Any, record: Any) -> None:
         from autotune.review.notes import annotate
 
-        annotate(study, record, UNITS[self.settings.objective], self.settings.limits)
+        annotate(study, record, self.settings.objective.unit, self.settings.limits)
 
 
 def ready_or_refuse(settings: Settings) -> preflight.Preflight:
@@ -112,32 +113,33 @@ def ready_or_refuse(settings: Settings) -> preflight.Preflight:
     return report
 
 
-def with_objective(settings: Settings, energy_source: str) -> Settings:
+def objective_for(settings: Settings, energy_source: str) -> Objective:
     """Without any meter, tokens per joule cannot be known: the objective is then tokens per second."""
-    if energy_source == "none":
-        return dataclasses.replace(settings, objective="tokens_per_s")
-    return settings
+    return settings.objective.without_energy() if energy_source == "none" else settings.objective
 
 
-UNITS = {"tokens_per_joule": "tok/J", "tokens_per_s": "tok/s", "goodput_per_joule": "good tok/J", "cost": "tok/$"}
+def energy_text(power: PowerSettings, refused: Mapping[str, str]) -> str:
+    """Where the energy comes from, and why not from a better source."""
+    text = power.source
+    if power.source == "cpu_time":
+        text += f" (ASSUMED: CPU seconds x {power.watts_per_core} W per core, no sensor)"
+    return text + "".join(f"; not {why}" for why in refused.values())
 
 
 def matrix(settings: Settings) -> int:
     """The concurrency x context table of one configuration on one launch."""
     from autotune import matrix as table
-    from autotune.measure.power.meter import open_meter
-    from autotune.trial import Bench
+    from autotune.trial import Bench, working_power
     from autotune.watch import Progress
 
     report = ready_or_refuse(settings)
-    with open_meter(settings.power) as meter:
-        has_study = settings.study.storage is not None or (settings.folder / "study.db").exists()
-        settings = with_objective(settings, meter.source)
-        records = open_study(settings, create=False).records() if has_study else []
-        label, server = table.chosen(settings.config, settings.space, records)
-        bench = Bench(settings, report.version, report.gpus, meter)
-        with Progress(settings.space.baseline, UNITS[settings.objective], None) as watcher:
-            rows = table.measure_all(bench, server, label, settings.folder, table.cells(settings), watcher.stage)
+    power, _ = working_power(settings, report.gpus)
+    has_study = settings.study.storage is not None or (settings.folder / "study.db").exists()
+    records = open_study(settings, create=False).records() if has_study else []
+    label, server = table.chosen(settings.config, settings.space, records)
+    bench = Bench(settings, report.version, report.gpus, power)
+    with Progress(settings.space.baseline, "", None) as watcher:
+        rows = table.measure_all(bench, server, label, settings.folder, table.cells(settings), watcher.stage)
     table.show(rows)
     print(f"rows: {table.save(settings.folder, label, rows)}")
     return 0
@@ -162,7 +164,7 @@ def identity(settings: Settings) -> dict[str, Any]:
     return {
         "space": settings.space.name, "space_digest": settings.space.digest, "engine": settings.engine.name,
         "engine_version": engine_version(settings.engine), "model": dict(settings.space.model),
-        "devices": [g.hashed for g in gpus] or [cpu_name()], "objective": settings.objective,
+        "devices": [g.hashed for g in gpus] or [cpu_name()], "objective": settings.objective.name,
         "limits": dict(settings.limits),
         "workload": {"prompts": _content(work.prompts), "contexts": list(work.contexts),
                      "output_tokens": work.output_tokens, "spread": work.spread, "temperature": work.temperature,

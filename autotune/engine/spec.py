@@ -80,24 +80,31 @@ class Ready:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """How completions are asked for: `api` is openai_completions or sglang_generate."""
+    """How completions are asked for: `api` is openai_completions or sglang_generate.
+
+    `continuous_usage`: the server can give token counts in every streamed chunk when asked.
+    """
 
     api: str = "openai_completions"
     model: str | None = None
+    continuous_usage: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """Prometheus names, each None when the engine has no such series."""
+    """Prometheus names, each None when the engine has no such series.
+
+    Acceptance length, where responses do not tell it, is `accept_bonus` + growth of `accept_tokens` over growth of
+    `accept_steps` (bonus 1 for engines that count only draft tokens).
+    """
 
     path: str | None = None
-    generation_tokens: str | None = None
-    verify_steps: str | None = None
-    accepted_tokens: str | None = None
-    accept_length: str | None = None
     running: str | None = None
     queued: str | None = None
     retracted: str | None = None
+    accept_tokens: str | None = None
+    accept_steps: str | None = None
+    accept_bonus: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +249,8 @@ def _engine_rule(item: Any, where: str) -> EngineRule:
 
 def _alternatives(spec: Any, where: str) -> tuple[Action, ...]:
     if spec == [] or (isinstance(spec, list) and any(isinstance(item, str) for item in spec)):
-        raise UsageError(f"{where}: a list here means alternatives by version; write {{args: [...]}}, or {{}} for nothing")
+        raise UsageError(f"{where}: a list here means alternatives by version; write {{args: [...]}}, "
+                         "or {} for nothing")
     items: Sequence[Any] = spec if isinstance(spec, list) else [spec or {}]
     return tuple(_action(item, where) for item in items)
 

@@ -35,6 +35,11 @@ class Objective:
         return ("tokens_per_s", "tokens_per_joule") if self.name == "pareto" else (self.name,)
 
     @property
+    def unit(self) -> str:
+        """Unit of the first of `parts`."""
+        return UNITS[self.parts[0]]
+
+    @property
     def needs_energy(self) -> bool:
         return any(part.endswith("_per_joule") for part in self.parts)
 

@@ -23,7 +23,7 @@ def read(settings: Settings, study: Study) -> Story:
     attrs = study.attrs()
     identity: Mapping[str, Any] = attrs.get("identity") or {}
     matrix = _json(settings.folder / "matrix.json")
-    return tell(settings.study_name, settings.space, str(identity.get("objective") or settings.objective),
+    return tell(settings.study_name, settings.space, str(identity.get("objective") or settings.objective.name),
                 settings.limits, study.records(), attrs, _json_lines(settings.folder / "pivots.jsonl"), matrix)
 
 
