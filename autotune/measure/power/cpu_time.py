@@ -6,8 +6,6 @@ that a token takes and says nothing about real watts.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pathlib
 import time
 from types import TracebackType
@@ -16,6 +14,7 @@ from typing import Self, TextIO
 import psutil
 
 from autotune.measure.power.meter import MeterUnavailable, Powered, PowerSettings, Reading
+from autotune.measure.power.tree import ProcessTree
 from autotune.records import Energy
 
 DEVICE = "cpu"
@@ -35,7 +34,7 @@ class CpuTimeMeter:
             raise MeterUnavailable("cpu_time: set power.watts_per_core to what a busy core of this machine takes")
         if powered.pid is None:
             raise MeterUnavailable("cpu_time: the server's process id is not known")
-        self._watts, self._root = settings.watts_per_core, powered.pid
+        self._watts, self._tree = settings.watts_per_core, ProcessTree(powered.pid)
         self._trace = trace
         self._seen: dict[tuple[int, float], tuple[float, float, int]] = {}  # own + children, children, parent
         self._total = 0.0
@@ -59,7 +58,7 @@ class CpuTimeMeter:
         """CPU joules since the first reading. One pass over the process table: some milliseconds."""
         now = time.time()
         seen: dict[tuple[int, float], tuple[float, float, int]] = {}
-        for process in self._members():
+        for process in self._tree.members():
             try:
                 with process.oneshot():
                     times, created, parent = process.cpu_times(), process.create_time(), process.ppid()
@@ -93,25 +92,6 @@ class CpuTimeMeter:
                 growth -= total  # its parent has waited for it and now carries its time
                 absorbed[parent] -= total
         return max(0.0, growth)
-
-    def _members(self) -> list[psutil.Process]:
-        """Processes of the tree; those whose parent died are found by their session, or because they were seen."""
-        pids = {pid for pid, _ in self._seen}
-        pids.update(pid for pid in psutil.pids() if self._in_session(pid))
-        outside = {self._root} | {pid for pid in pids if not self._in_session(pid)}
-        members: dict[int, psutil.Process] = {}
-        for pid in pids | outside:
-            with contextlib.suppress(psutil.Error):
-                members[pid] = psutil.Process(pid)
-                if pid in outside:
-                    members.update((child.pid, child) for child in members[pid].children(recursive=True))
-        return list(members.values())
-
-    def _in_session(self, pid: int) -> bool:
-        try:
-            return os.getsid(pid) == self._root
-        except OSError:
-            return False
 
     def _write(self, reading: Reading) -> None:
         previous = self._previous

@@ -97,14 +97,14 @@ def open_meter(settings: PowerSettings, powered: Powered, trace: pathlib.Path | 
     `trace` is where sampled power goes (power.csv). Raises MeterUnavailable when the named source does not
     work; auto always finds one (`none` at last).
     """
-    from autotune.measure.power import cpu_time, rapl
+    from autotune.measure.power import cpu_time, nvml, rapl
 
     makers: Mapping[str, Callable[[PowerSettings, Powered, pathlib.Path | None], Meter]] = {
-        "rapl": rapl.RaplMeter, "cpu_time": cpu_time.CpuTimeMeter, "none": NoMeter}
+        "nvml": nvml.NvmlMeter, "rapl": rapl.RaplMeter, "cpu_time": cpu_time.CpuTimeMeter, "none": NoMeter}
     if settings.source != "auto":
         return makers[settings.source](settings, powered, trace), {}
     refused: dict[str, str] = {}
-    for source in SOURCES[1:-1]:
+    for source in SOURCES[:-1]:
         try:
             return makers[source](settings, powered, trace), refused
         except MeterUnavailable as error:

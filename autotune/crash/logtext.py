@@ -1,0 +1,214 @@
+"""A server log as clean lines, however large or dirty: bounded reading, ANSI, carriage returns, log prefixes.
+
+    log = clean(read_path(path))
+    log.lines[i].text        # without time, level, rank and process prefixes
+    log.lines[i].writer      # who wrote it: "TP3", "rank3", "Worker_TP1", "" when the line does not say
+
+Nothing here knows what a failure looks like.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import BinaryIO
+
+HEAD = 1 << 20
+TAIL = 3 << 20
+BACK = 256 << 20
+"""Of a log that does not fit in head and tail, this much before the tail is searched for exceptions (bytes)."""
+CHUNK = 1 << 20
+WINDOW = 16 << 10
+WINDOWS = 8
+NEEDLE = b"Traceback (most recent call last)"
+KEPT_COPIES = 3
+MAX_LINES = 6000
+LAST_LINES = 400
+MAX_CHARS = 2000
+GAP = "[... part of the log left out ...]"
+
+ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]|\[\d{1,3}(?:;\d{1,3})*m")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u2028\u2029\ufeff]")
+PROGRESS = re.compile(r"^(.{0,80}?)\d{1,3}%\|[^|\n]{0,400}\|[ \t]*[\d.]+[kMG]?/[\d.]+[kMG]?[ \t]*\[[^\]\n]{0,60}\]", re.M)
+FRAME_BORDER = re.compile(r"^\s*[│┃|❱]\s?|\s*[│┃]\s*$")
+VARYING = re.compile(r"(?:0x)?[0-9a-fA-F]*\d[0-9a-fA-F.:,]*")
+WRITER = re.compile(r"(?:(?:Worker|EngineCore|APIServer|DP|TP|PP|EP|CP|[Rr]ank|RANK)[ _]?(?:[A-Z]{2})?\d+)")
+
+_TIME = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
+PREFIXES = tuple(re.compile(p) for p in (
+    rf"\[?\d{{4}}-\d\d-\d\d[T ]{_TIME}(?:Z|[+-]\d\d:?\d\d)?(?P<w>[^\]\n]{{0,40}}?)\]\s*",  # [2026-01-01 00:00:00 TP0]
+    rf"\d{{4}}-\d\d-\d\d[T ]{_TIME}(?:Z|[+-]\d\d:?\d\d)?[:,]?\s+",
+    rf"\[(?:\d\d-\d\d|\d\d/\d\d/\d{{4}})[- T]{_TIME}(?P<w>[^\]\n]{{0,40}})\]\s*",
+    rf"\[?{_TIME}\]?\s+(?=\S)",
+    r"[A-Z][a-z]{2} \d{1,2}, \d{4} @ [\d:.]+\s+",
+    r"\((?P<w>[A-Za-z][\w.-]*)(?: rank=\d+)?(?: pid=\d+)?(?:, ip=[^)]{0,60})?\)\s*",  # (Worker_TP1 pid=4242)
+    rf"(?P<l>INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)\b[ :-]*(?:\d+\s+(?=\[))?(?:\d\d-\d\d {_TIME}\s*)?"
+    r"(?:\[\s*(?P<w>(?:[A-Z]{2}\d+ ?)*)[\w./-]*\.(?:py|cc|cpp):\d+\]|[\w./-]+\.(?:py|cc|cpp):\d+\])?:?\s*",
+    r"\[(?P<w>[Rr]ank ?\d+|RANK \d+|PG [^\]]{0,60})\]:?\s*",
+    rf"\[(?P<l>[A-Z])\d{{2,4}} {_TIME} [\w.]+:\d+\]\s*",  # [E321 02:07:08.408 ProcessGroupNCCL.cpp:607]
+    rf"(?P<l>[EWIF])\d{{4}} {_TIME}\s+\d+ [\w.]+:\d+\]\s*",
+    r"\[(?:TRT-LLM|TensorRT-LLM)\]\s*(?:\[(?P<w>RANK \d+)\]\s*)?(?:\[(?P<l>[A-Z]+)\]\s*)?",
+    r"[\w.-]+:\d+:\d+(?::\d+)? \[\d+\]\s*",  # NCCL: host:pid:tid [gpu]
+    r"\[[\w.-]+:\d+(?::\d+){1,2}\]\s*",  # UCX: [host:pid:0:tid]
+    r"[A-Za-z][\w.-]{0,60} +\| (?=\S)",  # docker compose
+    r"> ?(?=\S)",
+))
+LEVELS = {"E": "error", "F": "error", "W": "warning", "I": "info", "D": "info", "ERROR": "error", "CRITICAL": "error",
+          "FATAL": "error", "WARNING": "warning", "WARN": "warning", "INFO": "info", "DEBUG": "info"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """One cleaned line. `text` lacks the prefix; `level` is error, warning, info or "" (not said)."""
+
+    text: str
+    writer: str = ""
+    level: str = ""
+    prefixed: bool = False
+    repeats: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """Cleaned lines, and their texts joined in lower case for searching: `start[i]` is where line i begins."""
+
+    lines: tuple[Line, ...]
+    lower: str
+    start: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lines: list[Line]) -> Log:
+        starts, at = [], 0
+        for line in lines:
+            starts.append(at)
+            at += len(line.text) + 1
+        return cls(tuple(lines), "\n".join(_lower(line.text) for line in lines), tuple(starts))
+
+
+def read_path(path: pathlib.Path) -> bytes:
+    """The parts of a log file that matter, at most a few MB. Raises OSError as `open` does."""
+    with path.open("rb") as file:
+        return read_stream(file, path.stat().st_size if path.is_file() else None)
+
+
+def read_stream(file: BinaryIO, size: int | None = None) -> bytes:
+    """Head, surroundings of exceptions, and tail of a stream; memory stays bounded. `size` lets it skip (bytes)."""
+    head = _exactly(file, HEAD)
+    if size is not None and size > HEAD + BACK + TAIL:
+        file.seek(size - BACK - TAIL)
+    scan, tail = _Scan(), collections.deque[bytes]()
+    held = 0
+    while chunk := file.read(CHUNK):
+        tail.append(chunk)
+        held += len(chunk)
+        while held - len(tail[0]) >= TAIL:
+            held -= len(tail[0])
+            scan.feed(tail.popleft())
+    parts = [head, *scan.windows()]
+    marker = b"\n" + GAP.encode() + b"\n"
+    return (marker if scan.fed else b"").join([marker.join(parts) if len(parts) > 1 else head, b"".join(tail)])
+
+
+def clean(data: bytes | str) -> Log:
+    """Text of a log, cleaned. Undecodable bytes become replacement characters; repeats are dropped but counted."""
+    text = _decode(data) if isinstance(data, bytes) else data
+    if len(text) > HEAD + 2 * TAIL:
+        text = text[:HEAD] + f"\n{GAP}\n" + text[-2 * TAIL:]
+    text = ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    text = PROGRESS.sub(r"\1\n", text)  # what follows a progress bar on its line is a line of its own
+    return Log.of([_line(raw, repeats) for raw, repeats in _reduced(text.split("\n"))])
+
+
+def _exactly(file: BinaryIO, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count and (part := file.read(count - len(parts))):
+        parts += part
+    return bytes(parts)
+
+
+class _Scan:
+    """Keeps what surrounds the first and the last exceptions of chunks that are too many to keep."""
+
+    def __init__(self) -> None:
+        self.first: list[bytes] = []
+        self.last: collections.deque[bytes] = collections.deque(maxlen=WINDOWS)
+        self.fed = False
+        self._before = b""
+
+    def feed(self, chunk: bytes) -> None:
+        self.fed = True
+        block, at = self._before + chunk, 0
+        while (at := block.find(NEEDLE, at)) >= 0:
+            if at + WINDOW > len(block) and len(block) > WINDOW:
+                break  # cut here: seen whole with the next chunk
+            self._keep(block[max(0, at - WINDOW // 4):at + WINDOW])
+            at += WINDOW
+        self._before = block[at:] if at >= 0 else block[-len(NEEDLE):]
+
+    def windows(self) -> list[bytes]:
+        if NEEDLE in self._before:
+            self._keep(self._before)
+        return [*self.first, *self.last]
+
+    def _keep(self, window: bytes) -> None:
+        if len(self.first) < WINDOWS:
+            self.first.append(window)
+        else:
+            self.last.append(window)
+
+
+def _decode(data: bytes) -> str:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return data.decode("utf-16", "replace")
+    return data.decode("utf-8", "replace")
+
+
+def _reduced(lines: list[str]) -> Iterator[tuple[str, int]]:
+    """(line, repeats): runs of lines that differ only in numbers are folded; of a very long log, copies are dropped."""
+    seen: dict[str, int] = {}
+    kept: list[tuple[str, int]] = []
+    last_key, many = "", len(lines) > MAX_LINES
+    for index, raw in enumerate(lines):
+        raw = CONTROL.sub("", raw[:4 * MAX_CHARS]).rstrip()
+        if not raw:
+            continue
+        key = VARYING.sub("#", raw)
+        if key == last_key:
+            kept[-1] = (kept[-1][0], kept[-1][1] + 1)
+            continue
+        seen[key] = seen.get(key, 0) + 1
+        last_key = key
+        if many and seen[key] > KEPT_COPIES and index < len(lines) - LAST_LINES:
+            last_key = ""
+            continue
+        kept.append((raw, 1))
+    if len(kept) > MAX_LINES:
+        kept = kept[:MAX_LINES // 3] + [(GAP, 1)] + kept[-2 * MAX_LINES // 3:]
+    yield from kept
+
+
+def _line(raw: str, repeats: int) -> Line:
+    text, writer, level, prefixed = raw[:MAX_CHARS], "", "", False
+    if "│" in text or "┃" in text:
+        text = FRAME_BORDER.sub("", text)
+    for _ in range(6):
+        for prefix in PREFIXES:
+            match = prefix.match(text)
+            if match and match.end():
+                groups = match.groupdict()
+                writer = writer or " ".join(WRITER.findall(groups.get("w") or ""))
+                level = level or LEVELS.get(groups.get("l") or "", "")
+                text, prefixed = text[match.end():], True
+                break
+        else:
+            break
+    return Line(text.strip(), writer, level, prefixed, repeats)
+
+
+def _lower(text: str) -> str:
+    """Lower case of the same length (some letters outside ASCII would grow)."""
+    lower = text.lower()
+    return lower if len(lower) == len(text) else "".join(c.lower() if c.isascii() else c for c in text)

@@ -1,0 +1,186 @@
+"""The table of known failures (rules.yaml), compiled: which rule a log matches, and where.
+
+    table = load()
+    found = table.find(log, blocks, stage_at)      # a Found, or None
+
+How a winner is picked: every rule belongs to a tier (cause, generic, symptom, echo). The lowest tier wins, in it
+the earliest line, on one line the earlier rule of the table. What a log says by the way (warnings, fall-backs)
+comes after all tiers; advice texts count nothing.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import importlib.resources
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from autotune.crash.logtext import Log
+from autotune.crash.tracebacks import Block
+from autotune.records import Blame, Stage
+
+TIERS = ("cause", "generic", "symptom", "echo")
+SYMPTOM, ECHO, ASIDE = 2, 3, 4
+"""Tiers as numbers; ASIDE is what a log says by the way."""
+BEFORE, AFTER = 60, 30
+"""The neighbourhood of a match that `near` and `unless` look at (lines)."""
+MATCHES = 40
+KEYS = {"category", "tier", "any", "near", "unless", "stages", "stage", "blame", "blame_by_stage", "explanation",
+        "next_step"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One entry of the table. `stage` is used when the log says nothing about the stage."""
+
+    category: str
+    tier: int
+    patterns: tuple[re.Pattern[str], ...]
+    near: tuple[re.Pattern[str], ...]
+    unless: tuple[re.Pattern[str], ...]
+    stages: frozenset[Stage]
+    stage: Stage | None
+    blame: Blame
+    blame_by_stage: Mapping[Stage, Blame]
+    explanation: str
+    next_step: str
+
+    def blame_at(self, stage: Stage) -> Blame:
+        return self.blame_by_stage.get(stage, self.blame)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A rule that matches. `line` is where its best pattern matches first: the same line on every rank."""
+
+    rule: Rule
+    tier: int
+    line: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    rules: tuple[Rule, ...]
+    silent: Mapping[str, Rule]
+    """Entries without patterns, by category: what exit status and timing say when the log does not."""
+    advice: tuple[re.Pattern[str], ...]
+    aside: re.Pattern[str]
+    markers: tuple[tuple[Stage, re.Pattern[str]], ...]
+    frames: tuple[tuple[Stage, re.Pattern[str]], ...]
+
+    def find(self, log: Log, blocks: Sequence[Block], stage_at: Callable[[int], Stage | None]) -> Found | None:
+        """The rule that explains the log. `stage_at(line)` is the stage that the log implies there."""
+        text = self.without_advice(log.lower)
+        best: tuple[int, int, int] | None = None
+        chosen: Found | None = None
+        for order, rule in enumerate(self.rules):
+            if best is not None and rule.tier > best[0]:
+                continue
+            hits = list(self._hits(rule, log, text, blocks, stage_at))
+            if not hits:
+                continue
+            tier = min(hit.tier for hit in hits)
+            first = min(hit.line for hit in hits if hit.tier == tier)
+            if best is None or (tier, first, order) < best:
+                best = (tier, first, order)
+                chosen = next(hit for hit in hits if hit.tier == tier)  # patterns in order: the most telling one
+        return chosen
+
+    def only_echoes(self, text: str) -> bool:
+        """Whether a text merely reports the end of another process."""
+        echoes = (pattern for rule in self.rules if rule.tier == ECHO for pattern in rule.patterns)
+        return any(pattern.search(text) for pattern in echoes)
+
+    def without_advice(self, text: str) -> str:
+        """`text` of the same length with advice blanked out: it names causes whatever happened."""
+        for pattern in self.advice:
+            text = pattern.sub(lambda match: re.sub(r"[^\n]", "\0", match[0]), text)
+        return text
+
+    def _hits(self, rule: Rule, log: Log, text: str, blocks: Sequence[Block],
+              stage_at: Callable[[int], Stage | None]) -> Iterator[Found]:
+        for pattern in rule.patterns:
+            for count, match in enumerate(pattern.finditer(text)):
+                if count == MATCHES:
+                    break
+                line = bisect.bisect_right(log.start, match.start()) - 1
+                if rule.stages and (stage_at(line) or rule.stage) not in rule.stages:
+                    continue
+                if (rule.near or rule.unless) and not _fits(rule, log, text, line, blocks):
+                    continue
+                aside = log.lines[line].level in ("info", "warning") or self.aside.search(log.lines[line].text)
+                yield Found(rule, ASIDE if aside else rule.tier, line, match[0])
+
+
+def _fits(rule: Rule, log: Log, text: str, line: int, blocks: Sequence[Block]) -> bool:
+    first, last = max(0, line - BEFORE), min(len(log.lines), line + AFTER)
+    for block in blocks:
+        if block.first <= line <= block.last:
+            first, last = min(first, block.first), max(last, block.last + 1)
+    around = text[log.start[first]:log.start[last] if last < len(log.lines) else len(text)]
+    return all(p.search(around) for p in rule.near) and not any(p.search(around) for p in rule.unless)
+
+
+@functools.cache
+def load() -> Table:
+    """The table that comes with autotune, compiled once. Raises ValueError naming a malformed entry."""
+    import yaml
+
+    source = importlib.resources.files(__package__).joinpath("rules.yaml").read_text(encoding="utf-8")
+    return parse(yaml.load(source, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+def parse(data: Mapping[str, Any]) -> Table:
+    """A table from plain data. Raises ValueError naming a malformed entry."""
+    rules: list[Rule] = []
+    silent: dict[str, Rule] = {}
+    told: dict[str, Rule] = {}
+    for number, entry in enumerate(data["rules"], 1):
+        try:
+            rule = _rule(entry, told)
+        except (KeyError, TypeError, ValueError, re.error) as error:
+            raise ValueError(f"rules.yaml: entry {number} ({entry.get('category')}): {error!r}") from error
+        told.setdefault(rule.category, rule)
+        if rule.patterns:
+            rules.append(rule)
+        else:
+            silent[rule.category] = rule
+    return Table(tuple(rules), silent, tuple(map(compiled, data["advice"])), re.compile("|".join(data["aside"]), re.I),
+                 _stage_patterns(data["markers"]), _stage_patterns(data["frames"]))
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern of the table: case does not matter, a blank stands for any white space including a line's end.
+
+    It is lower-cased (escapes excepted) and meant for lower-cased text: Python searches that much faster than
+    with IGNORECASE.
+    """
+    lowered = re.sub(r"\\.|\(\?P<\w+>|[A-Z]", lambda m: m[0] if m[0][0] in "\\(" else m[0].lower(), pattern)
+    return re.compile(re.sub(r" (?![*+?{])", r"\\s+", lowered), re.M)
+
+
+def _stage_patterns(entries: Sequence[Mapping[str, Any]]) -> tuple[tuple[Stage, re.Pattern[str]], ...]:
+    return tuple((Stage.parse(e["stage"]), compiled("|".join(f"(?:{p})" for p in e["any"]))) for e in entries)
+
+
+def _rule(entry: Mapping[str, Any], told: Mapping[str, Rule]) -> Rule:
+    unknown = set(entry) - KEYS
+    if unknown:
+        raise ValueError(f"unknown key {', '.join(sorted(unknown))}")
+    twin = told.get(entry["category"])
+    explanation = entry.get("explanation") or (twin.explanation if twin else "")
+    next_step = entry.get("next_step") or (twin.next_step if twin else "")
+    if not explanation or not next_step:
+        raise ValueError("explanation and next_step are needed in the first entry of a category")
+    stages = frozenset(Stage.parse(s) for s in entry.get("stages", ()))
+    return Rule(
+        category=entry["category"], tier=TIERS.index(entry.get("tier", "cause")),
+        patterns=tuple(map(compiled, entry.get("any", ()))), near=tuple(map(compiled, entry.get("near", ()))),
+        unless=tuple(map(compiled, entry.get("unless", ()))), stages=stages,
+        stage=Stage.parse(entry["stage"]) if "stage" in entry else None, blame=Blame(entry["blame"]),
+        blame_by_stage={Stage.parse(s): Blame(b) for s, b in entry.get("blame_by_stage", {}).items()},
+        explanation=" ".join(explanation.split()), next_step=" ".join(next_step.split()))
