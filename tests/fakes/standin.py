@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--fault", choices=FAULTS, default="none")
     parser.add_argument("--at", default="load")
     parser.add_argument("--message", default="CUDA error: something broke")
-    parser.add_argument("--after", type=int, default=20, help="die-under-load: requests served before")
+    parser.add_argument("--after", type=int, default=6, help="die-under-load: requests served before")
     parser.add_argument("--tokens-per-s", type=float, default=200.0, help="speed of one request")
     parser.add_argument("--flags", default="", help="anything, to tell configurations apart")
     parser.add_argument("--stage-s", type=float, default=0.02)
