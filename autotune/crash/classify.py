@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from autotune.crash import logtext, rules, silent, tracebacks
 from autotune.crash.evidence import HostEvidence
-from autotune.crash.signature import signature
+from autotune.crash.signature import around, signature
 from autotune.crash.stages import Stages
 from autotune.records import Blame, Crash, Stage
 from autotune.redact import Redactor
@@ -101,8 +101,8 @@ class _Reading:
             exception = tracebacks.EXCEPTION.match(message)
             if exception:
                 kind, message = exception["type"], exception["message"] or ""
-        return self._crash(found.rule, found.rule.category, stage, self._signature(stage, kind, message, frames),
-                           self._excerpt(found.line, block))
+        name = self._signature(stage, kind, message, frames, found.text)
+        return self._crash(found.rule, found.rule.category, stage, name, self._excerpt(found.line, block))
 
     def _unclassified(self, block: tracebacks.Block) -> Crash:
         """An exception that the table does not know."""
@@ -129,8 +129,10 @@ class _Reading:
                      excerpt=Redactor().text(excerpt), explanation=rule.explanation, next_step=rule.next_step,
                      exit_status=self.exit_status, after_s=self.after_s)
 
-    def _signature(self, stage: Stage, kind: str, message: str, frames: Sequence[tuple[str, str]]) -> str:
-        return signature(stage, kind, self.table.without_advice(message.lower()).replace("\0", ""), frames)
+    def _signature(self, stage: Stage, kind: str, message: str, frames: Sequence[tuple[str, str]],
+                   matched: str = "") -> str:
+        message = self.table.without_advice(message.lower()).replace("\0", "")
+        return signature(stage, kind, around(message, matched), frames)
 
     def _reached(self) -> Stage | None:
         return self.given or self.stages.reached
@@ -141,7 +143,7 @@ class _Reading:
         return self.evidence is not None and self.evidence.oom_killed and sigkill
 
     def _exception(self) -> tracebacks.Block | None:
-        """The first exception that is not told by the way and not about another process: with frames if there is one."""
+        """The first exception that is not told by the way and not about another process; one with frames if any."""
         text = self.table.without_advice(self.log.lower)
         own = [b for b in self.blocks if b.at is not None and self.log.lines[b.at].level not in ("info", "warning")
                and not self.table.only_echoes(self._slice(text, b.at, b.last))]

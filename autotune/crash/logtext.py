@@ -27,14 +27,15 @@ NEEDLE = b"Traceback (most recent call last)"
 KEPT_COPIES = 3
 MAX_LINES = 6000
 LAST_LINES = 400
-MAX_CHARS = 2000
+MAX_CHARS = 1200
 GAP = "[... part of the log left out ...]"
 
 ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]|\[\d{1,3}(?:;\d{1,3})*m")
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u2028\u2029\ufeff]")
-PROGRESS = re.compile(r"^(.{0,80}?)\d{1,3}%\|[^|\n]{0,400}\|[ \t]*[\d.]+[kMG]?/[\d.]+[kMG]?[ \t]*\[[^\]\n]{0,60}\]", re.M)
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u2028\u2029\ufeff]+")
+PROGRESS = re.compile(
+    r"^(.{0,80}?)\d{1,3}%\|[^|\n]{0,400}\|[ \t]*[\d.]+[kMG]?/[\d.]+[kMG]?[ \t]*\[[^\]\n]{0,60}\]", re.M)
 FRAME_BORDER = re.compile(r"^\s*[│┃|❱]\s?|\s*[│┃]\s*$")
-VARYING = re.compile(r"(?:0x)?[0-9a-fA-F]*\d[0-9a-fA-F.:,]*")
+VARYING = re.compile(r"\d[0-9a-fA-FxX.:,]*")
 WRITER = re.compile(r"(?:(?:Worker|EngineCore|APIServer|DP|TP|PP|EP|CP|[Rr]ank|RANK)[ _]?(?:[A-Z]{2})?\d+)")
 
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
@@ -117,8 +118,12 @@ def clean(data: bytes | str) -> Log:
     text = _decode(data) if isinstance(data, bytes) else data
     if len(text) > HEAD + 2 * TAIL:
         text = text[:HEAD] + f"\n{GAP}\n" + text[-2 * TAIL:]
-    text = ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    text = PROGRESS.sub(r"\1\n", text)  # what follows a progress bar on its line is a line of its own
+    if "\x1b" in text or "[0m" in text:
+        text = ANSI.sub("", text)
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if "%|" in text:
+        text = PROGRESS.sub(r"\1\n", text)  # what follows a progress bar on its line is a line of its own
+    text = CONTROL.sub("", text)
     return Log.of([_line(raw, repeats) for raw, repeats in _reduced(text.split("\n"))])
 
 
@@ -172,7 +177,7 @@ def _reduced(lines: list[str]) -> Iterator[tuple[str, int]]:
     kept: list[tuple[str, int]] = []
     last_key, many = "", len(lines) > MAX_LINES
     for index, raw in enumerate(lines):
-        raw = CONTROL.sub("", raw[:4 * MAX_CHARS]).rstrip()
+        raw = raw[:2 * MAX_CHARS].rstrip()
         if not raw:
             continue
         key = VARYING.sub("#", raw)

@@ -1,6 +1,7 @@
 """A fault's short name: equal on other ranks, pids, ports, addresses, times, paths, sizes; different for other faults.
 
-    signature(Stage.LOAD, "ValueError", "Free memory on device (3.2/4.0 GiB) ...", [("gpu_worker.py", "init_device")])
+    signature(Stage.LOAD, "ValueError", "Free memory on device (3.2/4.0 GiB) ...",
+              [(".../vllm/v1/worker/gpu_worker.py", "init")])
     -> "v1-3f9c21d07a"
 
 What is hashed: stage, exception type, the skeleton of the message's first sentence, and the deepest frames of the
@@ -19,30 +20,38 @@ LENGTH = 10
 FRAMES = 2
 MAX_SKELETON = 160
 SHORTEST_SENTENCE = 12
-
 UNTELLING = {"Exception", "RuntimeError"}
 """Types that say nothing beyond their message (which the same code often logs before it raises)."""
 
-CODE = r"\.(?:py|pyx|cuh?|c|cc|cpp|cxx|h|hpp|hh|rs|go|so)\b(?:\.\d+)*"
-ENGINES = re.compile(r"(?:^|[/\\])(?:sglang|sgl_kernel|vllm\w*|tensorrt_llm|flashinfer|deep_ep|deep_gemm|lmdeploy|autotune)[/\\]")
+ENGINES = re.compile(
+    r"(?:^|[/\\])(?:sglang|sgl_kernel|vllm\w*|tensorrt_llm|flashinfer|deep_ep|deep_gemm|lmdeploy|autotune)[/\\]")
+PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 FOLDERS = re.compile(r".*[/\\]")
-STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple((re.compile(pattern), into) for pattern, into in (
+STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple((re.compile(pattern, re.X), into) for pattern, into in (
     (r"[a-z][a-z0-9+.-]*://[^\s'\"<>)\]]+", "<url>"),
-    (r"\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b", "<id>"),
-    (r"\b0[xX][0-9a-fA-F]*(?:\.\.\.)?", "<addr>"),
+    (r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "<id>"),
+    (r"\b0x[0-9a-f]*(?:\.\.\.)?", "<addr>"),
     (r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}\b", "<id>"),
-    (rf"[\w.@%+~:-]*[/\\][^\s'\"<>|,;()\[\]{{}}:]*?([\w.+-]+{CODE})", r"\1"),
-    (r"(?<![\w.:/\\])(?:[A-Za-z]:\\|~|\.{1,3})?(?:[/\\]+[A-Za-z_.<][^\s'\"<>|,:;()\[\]{}/\\]*)+[/\\]*", "<path>"),
-    (r"(?i)\b(repo(?:sitory)?(?: model)?(?: for)?|model|checkpoint|tokenizer|adapter)\s+(['\"`]?)(?:<path>|[\w.@-]*[/\d-][\w./@-]*)\2(?=[\s.,:;]|$)",
-     r"\1 <name>"),
-    (r"(?i)\b((?:cuda|hip|nccl|driver) (?:runtime )?(?:error|failure)[ :]*-?\d{1,4})\b\s*[:,]?\s*(?:'[^']*'|\"[^\"]*\")?", r"\1"),
-    (r"(?i)\bof size\s+\d[\d.]*\s*(?:[KMGT]i?B|bytes)?", ""),
-    (r"(?i)(?<![a-z])(tp|dp|ep|pp|cp|rank|worker|gpu|cuda:|device|node|core|enginecore_dp)[_-]?\d+", r"\1#"),
+    # the path of a source file or library: its name stays
+    (r"[\w.@%+~:-]*[/\\][^\s'\"<>|,;()\[\]{}:]*?"
+     r"([\w.+-]+\.(?:py|pyx|cuh?|c|cc|cpp|cxx|h|hpp|hh|rs|go|so)\b(?:\.\d+)*)", r"\1"),
+    (r"(?<![\w.:/\\])(?:[a-z]:\\|~|\.{1,3})?(?:[/\\]+[a-z_.<][^\s'\"<>|,:;()\[\]{}/\\]*)+[/\\]*", "<path>"),
+    # the name of a model or adapter
+    (r"\b(repo(?:sitory)?(?:\ model)?(?:\ for)?|model|checkpoint|tokenizer|adapter)\s+"
+     r"(['\"`]?)(?:<path>|[\w.@-]*[/\d-][\w./@-]*)\2(?=[\s.,:;]|$)", r"\1 <name>"),
+    # what an error number means, in words that depend on the version
+    (r"\b((?:cuda|hip|nccl|driver)\ (?:runtime\ )?(?:error|failure)[\ :]*-?\d{1,4})\b"
+     r"\s*[:,]?\s*(?:'[^']*'|\"[^\"]*\")?", r"\1"),
+    (r"\bof\ size\s+\d[\d.]*\s*(?:[kmgt]i?b|bytes)?", ""),
+    (r"(?<![a-z])(tp|dp|ep|pp|cp|rank|worker|gpu|cuda:|device|node|core|enginecore_dp)[_-]?\d+", r"\1#"),
 ))
-ERROR_NUMBER = re.compile(r"(?i)((?:\b|_)(?:errno|error|status|signal|xid|exit ?code|code|failure|http|returned)\b[^\w\n-]{0,4})(-?\d{1,3})(?!\w|\.\d)")
-NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)*(?:[eE][-+]?\d+)?(?:\s?(?:[KMGTP]i?B|bytes|ms|us|ns|s|%))?(?![A-Za-z_])")
-LIST = re.compile(r"#(?:\s*[,xX/:]\s*#)+")
-SENTENCE = re.compile(r"(?<=[a-z0-9)\]'\"`>#])[.!?](?=\s|$)")
+ERROR_NUMBER = re.compile(
+    r"((?:\b|_)(?:errno|error|status|signal|xid|exit ?code|code|failure|http|returned)\b[^\w\n-]{0,4})(-?\d{1,3})"
+    r"(?!\w|\.\d)")
+NUMBER = re.compile(
+    r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)*(?:e[-+]?\d+)?(?:\s?(?:[kmgtp]i?b|bytes|ms|us|ns|s|%))?(?![a-z_])")
+LIST = re.compile(r"#(?:\s*[,x/:]\s*#)+")
+SENTENCE = re.compile(r"(?<=[a-z0-9)\]'\"`>#])[.!?](?=\s|$)", re.I)
 
 
 def signature(stage: Stage | None, kind: str, message: str, frames: Sequence[tuple[str, str]] = ()) -> str:
@@ -56,12 +65,26 @@ def signature(stage: Stage | None, kind: str, message: str, frames: Sequence[tup
 
 def engine_frames(frames: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Those frames that belong to a serving engine or its kernels."""
-    return [frame for frame in frames if ENGINES.search(frame[0])]
+    return [frame for frame in frames if ENGINES.search(PACKAGES.sub("", frame[0]))]
+
+
+def around(message: str, needle: str) -> str:
+    """The part of a message that says `needle`: from the start of its sentence or line to the end of its line."""
+    at = message.find(needle)
+    if at < 0:
+        return message.partition("\n")[0]
+    ends = [end.end() for end in SENTENCE.finditer(message, 0, at)]
+    first = max(message.rfind("\n", 0, at) + 1, ends[-1] if ends else 0)
+    last = message.find("\n", at + len(needle))
+    return message[first:last if last >= 0 else len(message)]
 
 
 def skeleton(message: str) -> str:
-    """The first sentence of a message without what varies between runs. Error numbers stay: they say what failed."""
-    text = message
+    """The first sentence of a message, in lower case and without what varies between runs.
+
+    Error numbers stay: they say what failed.
+    """
+    text = message.lower()
     for pattern, into in STEPS:
         text = pattern.sub(into, text)
     kept: list[str] = []
@@ -70,7 +93,7 @@ def skeleton(message: str) -> str:
         kept.append(match[2])
         return f"{match[1]}\0"
 
-    text = LIST.sub("#", NUMBER.sub("#", ERROR_NUMBER.sub(keep, text)))
+    text = LIST.sub("#", NUMBER.sub("#", ERROR_NUMBER.sub(keep, text.replace("\0", ""))))
     text = re.sub("\0", lambda _: kept.pop(0), text)
     end = SENTENCE.search(text, SHORTEST_SENTENCE)
     return " ".join((text[:end.start()] if end else text).split())[:MAX_SKELETON].strip()

@@ -7,9 +7,9 @@ import signal
 from autotune.crash.evidence import HostEvidence
 from autotune.records import Stage
 
-BY_SIGNAL = {signal.SIGKILL: "killed", signal.SIGSEGV: "segfault", signal.SIGBUS: "segfault",
-             signal.SIGABRT: "aborted", signal.SIGILL: "aborted", signal.SIGFPE: "aborted",
-             signal.SIGTERM: "terminated", signal.SIGINT: "terminated", signal.SIGHUP: "terminated"}
+BY_SIGNAL: dict[int, str] = {signal.SIGKILL: "killed", signal.SIGSEGV: "segfault", signal.SIGBUS: "segfault",
+                             signal.SIGABRT: "aborted", signal.SIGILL: "aborted", signal.SIGFPE: "aborted",
+                             signal.SIGTERM: "terminated", signal.SIGINT: "terminated", signal.SIGHUP: "terminated"}
 
 
 def signal_of(exit_status: int | None) -> int | None:
