@@ -11,8 +11,7 @@ import re
 from array import array
 from typing import Any
 
-_COUNT = re.compile(rb'"completion_tokens":\s*(\d+)')
-_EMPTY_CHOICES = re.compile(rb'"choices":\s*\[\]')
+_COUNT = re.compile(rb'"completion_tokens":\s*(\d+)').match
 
 
 class BadStream(ValueError):
@@ -41,28 +40,27 @@ class TokenStream:
 
     def feed(self, payload: bytes, now: float) -> int:
         """Take payload that arrived at `now`; returns how many events with tokens it completed."""
-        if self._rest or payload[-2:] != b"\n\n":
+        if self._rest or not payload.endswith(b"\n\n"):
             payload = self._whole(payload)
             if not payload:
                 return 0
-        if not self.times or b'"error"' in payload or b"[DONE]" in payload:
+        if self._count:  # the server counts along: nearly every payload is one event of that kind
+            found = _COUNT(payload, payload.rfind(b'"completion_tokens"'))
+            if found is not None and payload.find(b"\n\n") == len(payload) - 2:
+                return self._counted(payload, int(found[1]), now)
+        careful = self._count or not self.times or b"[DONE]" in payload
+        if careful or b'"error"' in payload or b'"completion_tokens"' in payload:
             return sum(self._event(event, now) for event in payload.split(b"\n\n") if event)
-        if b'"completion_tokens":' in payload:
-            if payload.count(b"\n\n") > 1:
-                return sum(self._event(event, now) for event in payload.split(b"\n\n") if event)
-            return self._counted(payload, now)
         events = payload.count(b"\n\n")
         for _ in range(events):
             self.times.append(now)
             self.counts.append(0)
         return events
 
-    def _counted(self, event: bytes, now: float) -> int:
+    def _counted(self, event: bytes, count: int, now: float) -> int:
         """An event that carries the number of tokens so far."""
-        found = _COUNT.findall(event)
         self._tail = event
-        count = int(found[-1]) if found else 0
-        if count <= self._count or _EMPTY_CHOICES.search(event):
+        if count <= self._count:
             return 0
         self._count = count
         self.times.append(now)
@@ -90,8 +88,11 @@ class TokenStream:
         if not isinstance(value, dict):
             raise BadStream(f"not a JSON object: {data[:80]!r}")
         self._look_for_error(value)
-        if b'"completion_tokens":' in data:
-            return self._counted(event, now)
+        count = (value.get("usage") or value.get("meta_info") or {}).get("completion_tokens")
+        if count:
+            self._tail = event
+            if value.get("choices") != []:
+                return self._counted(event, int(count), now)
         if not _brings_output(value):
             return 0
         self.times.append(now)

@@ -232,7 +232,7 @@ class Stub:
                       else s.sent[-1] + self.args.itl_ms / 1000 * jitter)
 
     def due_time(self, s: Stream) -> float:
-        return s.received + (self.args.ttft_ms + self.args.itl_ms * len(s.sent)) / 1000
+        return s.received + float(self.args.ttft_ms + self.args.itl_ms * len(s.sent)) / 1000
 
     def usage(self, s: Stream) -> str:
         steps = f',"spec_verify_ct":{s.steps}' if self.args.speculative else ""

@@ -144,7 +144,7 @@ class NvmlMeter:
             raise MeterUnavailable(f"nvml: no GPU {uuid}: {error} (nvidia-smi -L lists them)") from error
         with contextlib.suppress(nvml.NVMLError):
             if nvml.nvmlDeviceGetMigMode(handle)[0] == 1:
-                raise MeterUnavailable(f"nvml: {uuid} has MIG enabled; energy is only known for whole GPUs: turn MIG off")
+                raise MeterUnavailable(f"nvml: {uuid} has MIG on; energy is only known for whole GPUs: turn it off")
         try:
             nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
         except nvml.NVMLError as error:
@@ -176,9 +176,10 @@ class NvmlMeter:
         if bits is None:  # renamed in newer drivers
             bits = self._try(gpu, self._nvml.nvmlDeviceGetCurrentClocksEventReasons)
         heat = self._try(gpu, self._nvml.nvmlDeviceGetTemperature, self._nvml.NVML_TEMPERATURE_GPU)
-        for series, value in ((gpu.watts, watts), (gpu.module_watts, module), (gpu.temperature, heat),
-                              (gpu.slowdowns, bits)):
-            series.append(value)
+        gpu.watts.append(watts)
+        gpu.module_watts.append(module)
+        gpu.temperature.append(heat)
+        gpu.slowdowns.append(bits)
         gpu.times.append(t)
         if self._file:
             cells = ["" if v is None else f"{v:g}" for v in (watts, module, heat, bits)]

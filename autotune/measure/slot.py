@@ -1,0 +1,41 @@
+"""One connection of the load client, and the request that is in flight on it."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable
+
+from autotune.measure import http, sse
+from autotune.measure.reply import Reply
+
+CONNECTING, READING, IDLE = range(3)
+
+
+class Slot:
+    """Plain state; `load.Load` moves it. `interest` is what the poller watches for on `fd`."""
+
+    __slots__ = ("fd", "framing", "interest", "out", "receive", "reply", "request", "sock", "state", "stream", "used")
+
+    def __init__(self) -> None:
+        self.sock: socket.socket | None = None
+        self.fd = -1
+        self.interest = select.POLLIN
+        self.receive: Callable[[int], bytes] = _no_socket
+        self.state = IDLE
+        self.out = b""  # what is still to be sent
+        self.request = b""
+        self.used = False  # this connection has carried an answer before
+        self.reply: Reply | None = None
+        self.framing = http.Framing()
+        self.stream = sse.TokenStream()
+
+    def close(self) -> None:
+        """Close the socket; the slot can be connected again."""
+        if self.sock is not None:
+            self.sock.close()
+        self.sock, self.fd, self.receive = None, -1, _no_socket
+
+
+def _no_socket(size: int) -> bytes:
+    raise OSError(f"no connection to read {size} bytes from")

@@ -1,0 +1,54 @@
+"""The requests of a load, made ahead of time: request number i is the same for every configuration."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from autotune.measure import body, http
+from autotune.measure.prompts import PromptSet
+from autotune.measure.spec import LoadOrder
+
+AHEAD = 64
+
+Request = tuple[int, int, bytes]
+"""(index, output tokens wanted, bytes to send)."""
+
+
+class RequestSource:
+    """Gives requests in order; `refill` makes one ahead, for moments with nothing else to do."""
+
+    def __init__(self, order: LoadOrder, host: str) -> None:
+        self._order, self._load, self._host = order, order.load, host
+        self._prompts = PromptSet(order.load.prompts, order.load.context_tokens, order.chars_per_token)
+        self._headers = body.auth(order.target)
+        self._index = 0
+        self._ready: deque[Request] = deque()
+
+    def prepare(self, count: int) -> None:
+        """Make `count` requests ahead."""
+        while len(self._ready) < count:
+            self._ready.append(self._build())
+
+    @property
+    def short(self) -> bool:
+        """Whether fewer than 64 requests are ready."""
+        return len(self._ready) < AHEAD
+
+    def refill(self) -> None:
+        self._ready.append(self._build())
+
+    def next(self) -> Request:
+        return self._ready.popleft() if self._ready else self._build()
+
+    def _build(self) -> Request:
+        index, load = self._index, self._load
+        self._index += 1
+        rng = random.Random(f"{load.seed}/length/{index}")
+        wanted = load.output_tokens * (1 + load.output_spread * (2 * rng.random() - 1))
+        if load.rate_per_s is None and index < load.concurrency:
+            wanted *= rng.random()  # the rest of a request already under way: finishes spread from the start
+        tokens = max(1, round(wanted))
+        path, content = body.request_body(self._order.target, self._prompts.prompt(index), tokens, load.temperature,
+                                          load.ignore_eos)
+        return index, tokens, http.request(self._host, path, body.encode(content), self._headers)
