@@ -5,6 +5,8 @@ Storage lies in memory-backed files where the machine has them: a trial is some 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import pathlib
 import shutil
 import tempfile
@@ -12,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from autotune.config import load
+from autotune.config import Settings, load
 from autotune.records import Stage
 from autotune.verbs import open_study
 from tests.review.studies import Made, baseline
@@ -21,8 +23,15 @@ Maker = Callable[..., Made]
 SHM = pathlib.Path("/dev/shm")
 
 
+@functools.cache
+def composed(*overrides: str) -> Settings:
+    """Hydra's part, once for each set of overrides."""
+    return load(["+space=local", "+limits={ttft_p99_ms: 400, tpot_p99_ms: 40}", *overrides])
+
+
 def opened(outputs: pathlib.Path, *overrides: str) -> Made:
-    settings = load(["+space=local", f"outputs='{outputs}'", "+limits={ttft_p99_ms: 400, tpot_p99_ms: 40}", *overrides])
+    """A study in `outputs`, opened or made as the command line does it."""
+    settings = dataclasses.replace(composed(*overrides), outputs=outputs)
     settings.folder.mkdir(parents=True, exist_ok=True)
     return Made(settings, open_study(settings))
 
