@@ -1,5 +1,1 @@
-"""What a study found, told to people: summary, report, notes, dashboard, launch files.
-
-    report(settings, study)      # exit code
-    export(settings, study)      # path of the launch file
-"""
+"""What a study found, told to people: summary, report, notes, dashboard, launch files. Entry points in verbs.py."""

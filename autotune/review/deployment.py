@@ -23,7 +23,7 @@ from autotune.redact import HIDDEN, Redactor, secret_name
 from autotune.review import verdict
 from autotune.review.story import Conclusion, Story
 from autotune.review.tested import Tested
-from autotune.review.wording import config_text, number, one_line, percent, with_unit
+from autotune.review.wording import FIGURES, config_text, number, one_line, percent, with_unit
 
 DEFAULT_PORT = "8000"
 OPEN, CLOSE = "\ue000", "\ue001"
@@ -106,13 +106,14 @@ def deploy(settings: Settings, story: Story, record: TrialRecord, version: str |
         secrets += [name] if secret else []
     _same_as_measured(record, words, env)
     used = {part.name for word in [*words, *env.values()] for part in word if isinstance(part, Ref)} - set(secrets)
+    on_gpus = settings.device != "cpu" and bool(story.provenance.get("gpu") or space.needs.get("gpus"))
     measured_in = record.attrs.get("same_as", record.number)
     entry = next((t for t in story.measured if measured_in in t.trials), None)
     return Deployment(
         study=story.study, trial=record.number, engine=engine.name, package=engine.package, version=version,
         argv=tuple(words), env=env, secrets=tuple(dict.fromkeys(secrets)),
         parameters=tuple(p for p in _parameters(settings) if p.name in used or p.name == "WORKDIR"),
-        gpus=command.gpus if story.identity.get("devices") and settings.device != "cpu" else 0,
+        gpus=command.gpus if on_gpus else 0,
         health=engine.ready.path, startup_s=_positive(record.attrs.get("launch_s")), stop_s=engine.stop_s,
         config_file=engine.config_file, facts=_facts(settings, story, record, entry, version),
         warning=_warning(story, record, entry), origin=_origin(settings, story, record, entry, words, env))
@@ -215,7 +216,7 @@ def _facts(settings: Settings, story: Story, record: TrialRecord, entry: Tested 
         ("Study", story.study), ("Trial", record.number), ("Space", f"{settings.space.name} ({settings.space.digest})"),
         ("Engine", " ".join(str(x) for x in (settings.engine.name, settings.engine.package, version) if x)),
         ("Model", ", ".join(f"{k} {v}" for k, v in settings.space.model.items())),
-        ("GPU", _joined(made.get("gpu") or identity.get("devices"))), ("Driver", made.get("driver")),
+        ("Device", _joined(made.get("gpu") or identity.get("devices"))), ("Driver", made.get("driver")),
         ("autotune", made.get("autotune")), ("Configuration", config_text(record.config)),
         ("Measured", _figures(story, entry, load)), ("Energy", verdict.energy_words(entry)),
         ("Verdict", _claim(story, record)), ("Reproduce", made.get("command") or _command(settings)),
@@ -229,7 +230,7 @@ def _figures(story: Story, entry: Tested | None, load: Config) -> str:
     shown = [with_unit(entry.value, story.unit)]
     shown += [f"{number(entry.figures[name])} {unit}" for name, unit in
               (("tokens_per_s", "tokens/s"), ("watts", "W")) if name in entry.figures and unit != story.unit]
-    shown += [f"{name.upper().replace('_', ' ').replace(' MS', '')} {number(entry.figures[name])} ms"
+    shown += [f"{FIGURES[name][0]} {number(entry.figures[name])} ms"
               for name in ("ttft_p99_ms", "tpot_p99_ms") if name in entry.figures]
     return ", ".join(shown) + (f" at {config_text(load)}" if load else "")
 

@@ -1,7 +1,7 @@
 """What optuna-dashboard shows beside a trial: a Markdown note, and files as artifacts.
 
-    attach(trial, artifacts, files)            # before the trial is told: a finished trial takes no artifacts
-    annotate(study, record, objective_unit)    # after it was told
+    attach(trial, artifacts, files)    # before the trial is told: a finished trial takes no artifacts
+    annotate(study, record)            # after it was told
 
 The dashboard (0.21) knows nothing of Optuna 5 constraints, so the note's first line says whether a trial is
 feasible.
@@ -12,40 +12,55 @@ from __future__ import annotations
 import pathlib
 import re
 import shlex
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.history import TrialRecord, crash_of
-from autotune.review.wording import FIGURES, config_text, duration, one_line, percent, with_unit
+from autotune.review.wording import FIGURES, OBJECTIVE_UNITS, config_text, duration, one_line, percent, with_unit
 
 if TYPE_CHECKING:
     import optuna
 
     from autotune.study import Study
 
-LARGEST = 32 * 2**20
-"""Files above this many bytes are not copied into the artifact store."""
+LARGEST = 4 * 2**20
+"""Of a file above this many bytes only the end is kept as an artifact; all of it stays in launches/."""
 EXCERPT = 6000
 
 
-def annotate(study: Study, record: TrialRecord, unit: str, limits: Mapping[str, float] | None = None) -> None:
-    """Save the note of one finished trial."""
+def annotate(study: Study, record: TrialRecord) -> None:
+    """Save the note of one finished trial. Unit and limits come from the study's identity."""
     import optuna
     from optuna_dashboard import save_note  # type: ignore[import-untyped]
 
     trial_id = study.inner._storage.get_trial_id_from_study_id_trial_number(study.inner._study_id, record.number)
-    save_note(optuna.Trial(study.inner, trial_id), note(record, unit, limits or {}))
+    identity = study.attrs().get("identity") or {}
+    unit = OBJECTIVE_UNITS.get(str(identity.get("objective")), "")
+    save_note(optuna.Trial(study.inner, trial_id), note(record, unit, identity.get("limits") or {}))
 
 
 def attach(trial: optuna.Trial, artifacts: pathlib.Path, files: Iterable[pathlib.Path]) -> list[str]:
-    """Copy files of a running trial into the artifact store; returns their ids. Absent, empty and very large
-    files are left out."""
+    """Copy files of a running trial into the artifact store; returns their ids. Absent and empty ones are left out."""
     from optuna.artifacts import FileSystemArtifactStore, upload_artifact
 
     artifacts.mkdir(parents=True, exist_ok=True)
     store = FileSystemArtifactStore(str(artifacts))
-    return [upload_artifact(artifact_store=store, file_path=str(file), study_or_trial=trial)
-            for file in files if file.is_file() and 0 < file.stat().st_size <= LARGEST]
+    with tempfile.TemporaryDirectory() as scratch:
+        return [upload_artifact(artifact_store=store, file_path=str(_end(file, pathlib.Path(scratch))),
+                                study_or_trial=trial)
+                for file in files if file.is_file() and file.stat().st_size > 0]
+
+
+def _end(file: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
+    """The file itself, or a copy of its end when it is large."""
+    size = file.stat().st_size
+    if size <= LARGEST:
+        return file
+    with file.open("rb") as source:
+        source.seek(size - LARGEST)
+        (scratch / file.name).write_bytes(source.read(LARGEST))
+    return scratch / file.name
 
 
 def note(record: TrialRecord, unit: str, limits: Mapping[str, float]) -> str:

@@ -96,6 +96,8 @@ class Story:
     winner: Tested | None
     finalists: tuple[Tested, ...]
     gain: Gain | None
+    same_load: float | None
+    """Gain over the baseline's server under the winner's load, where that was measured and the loads differ."""
     limits: tuple[Limit, ...]
     counts: Counts
     spent: Spent
@@ -139,7 +141,7 @@ def tell(study: str, space: Space, objective: str, limits: Mapping[str, float], 
         study=study, space=space, objective=objective, conclusion=conclusion, baseline=baseline,
         baseline_crash=next((g for g in crashes if numbers & set(g.trials)), None) if baseline is None else None,
         best=best, winner=winner, finalists=tuple(t for t in measured if t.feasible)[:5],
-        gain=_gain(conclusion, confirmation, baseline, winner),
+        gain=_gain(conclusion, confirmation, baseline, winner), same_load=_same_load(space, measured, winner),
         limits=tuple(Limit(name, value, winner.ratios.get(name) if winner else None) for name, value in limits.items()),
         counts=_counts(records), spent=_spent(records), crashes=crashes, levers=levers(space, measured),
         pivots=tuple(pivots), untried=untried(space, records, pivots, stop.get("reason")), matrix=tuple(matrix),
@@ -180,6 +182,16 @@ def _gain(conclusion: Conclusion, confirmation: Mapping[str, Any], baseline: Tes
         return Gain(factor - 1, None, None, False)
     half = math.hypot(winner.relative_error, baseline.relative_error)
     return Gain(factor - 1, factor * math.exp(-half) - 1, factor * math.exp(half) - 1, False)
+
+
+def _same_load(space: Space, measured: Sequence[Tested], winner: Tested | None) -> float | None:
+    if winner is None:
+        return None
+    server, load = space.split(space.baseline)[0], space.split(winner.config)[1]
+    twin = find({**server, **load}, measured)
+    if twin is None or twin is winner or twin.value <= 0 or load == space.split(space.baseline)[1]:
+        return None
+    return winner.value / twin.value - 1
 
 
 def _counts(records: Sequence[TrialRecord]) -> Counts:

@@ -113,7 +113,7 @@ def _untried(story: Story, tty: bool) -> Table | None:
         return None
     table = _table("Never served, and why", tty, "Choice", "Why")
     for entry in story.untried[:SHOWN]:
-        table.add_row(choice_text(entry.param, entry.value), one_line(entry.why))
+        table.add_row(region_text({entry.param: entry.values}), one_line(entry.why))
     return _more(table, len(story.untried))
 
 

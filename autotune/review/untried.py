@@ -14,49 +14,50 @@ from autotune.space import Param, Space
 
 @dataclasses.dataclass(frozen=True)
 class Untried:
-    """`kind` is forbidden, closed, crashed (tried, never served) or unreached."""
+    """Choices of one parameter. `kind` is forbidden, closed, crashed (tried, never served) or unreached."""
 
     param: str
-    value: Value
+    values: tuple[Value, ...]
     kind: str
     why: str
 
 
 def untried(space: Space, records: Sequence[TrialRecord], pivots: Iterable[Mapping[str, Any]],
             stop_reason: str | None) -> tuple[Untried, ...]:
-    """Choices that never served, in the order of the space."""
+    """Choices that never served, in the order of the space; those of a parameter that share a reason together."""
     closed = [p for p in pivots if p.get("action") == "close"]
     tried: dict[tuple[str, str], list[TrialRecord]] = {}
     for record in records:
         if record.state in ("COMPLETE", "PRUNED"):
             for name, value in record.config.items():
                 tried.setdefault((name, repr(value)), []).append(record)
-    found = []
+    found: dict[tuple[str, str, str], list[Value]] = {}
     for param in space.params:
         for value in param.choices:
             told = _choice(space, param, value, tried.get((param.name, repr(value)), []), closed, stop_reason)
             if told is not None:
-                found.append(told)
-    return tuple(found)
+                found.setdefault((param.name, *told), []).append(value)
+    return tuple(Untried(name, tuple(values), kind, why) for (name, kind, why), values in found.items())
 
 
 def _choice(space: Space, param: Param, value: Value, trials: Sequence[TrialRecord],
-            closed: Sequence[Mapping[str, Any]], stop_reason: str | None) -> Untried | None:
+            closed: Sequence[Mapping[str, Any]], stop_reason: str | None) -> tuple[str, str] | None:
+    """(kind, why) of a choice that never served; None for one that did."""
     if any(not t.crashed for t in trials):
         return None
     if trials:
         signatures = len({t.attrs["crash_signature"] for t in trials})
         why = f"tried in {count(len(trials), 'trial')}, always crashed ({count(signatures, 'signature')})"
-        return Untried(param.name, value, "crashed", why)
+        return "crashed", why
     for rule in space.rules:
         if set(rule.when) == {param.name} and rule.matches({param.name: value}):
-            return Untried(param.name, value, "forbidden", rule.because)
+            return "forbidden", rule.because
     for pivot in closed:
         region = pivot.get("region") or {}
         if any(repr(v) == repr(value) for v in region.get(param.name, ())):
-            return Untried(param.name, value, "closed", str(pivot.get("reason") or "a pivot closed its region"))
+            return "closed", str(pivot.get("reason") or "a pivot closed its region")
     partial = [rule for rule in space.rules if any(repr(v) == repr(value) for v in rule.when.get(param.name, ()))]
     why = f"not reached before the search ended{': ' + stop_reason if stop_reason else ''}"
     if partial:
         why += f" (partly forbidden: {partial[0].because})"
-    return Untried(param.name, value, "unreached", why)
+    return "unreached", why

@@ -7,7 +7,17 @@ from typing import Any
 
 from autotune.review.story import Conclusion, Story
 from autotune.review.tested import Tested
-from autotune.review.wording import FIGURES, count, duration, interval_text, number, one_line, percent, with_unit
+from autotune.review.wording import (
+    FIGURES,
+    config_text,
+    count,
+    duration,
+    interval_text,
+    number,
+    one_line,
+    percent,
+    with_unit,
+)
 
 
 def headline(story: Story) -> str:
@@ -53,6 +63,9 @@ def support(story: Story) -> str:
         interval = interval_text(gain.low, gain.high)
         words.append("From single measurements, so the best of many is flattered"
                      + (f"; {interval} within the windows alone." if interval else "."))
+    if story.same_load is not None and story.winner is not None:
+        load = config_text(story.space.split(story.winner.config)[1])
+        words.append(f"Under the same load ({load}) the server alone gives {percent(story.same_load, signed=True)}.")
     if story.baseline is None and story.conclusion is not Conclusion.NOTHING_MEASURED:
         words.append("The baseline crashed." if story.baseline_crash else "The baseline was not measured.")
     elif story.baseline is not None and story.baseline.violated and story.winner is not None:

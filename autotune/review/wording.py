@@ -10,7 +10,7 @@ from autotune.records import Config, Value
 
 UNKNOWN = "-"
 OBJECTIVE_UNITS = {"tokens_per_joule": "tokens/J", "tokens_per_s": "tokens/s",
-                   "goodput_per_joule": "tokens/J within limits", "cost": "tokens per unit of cost"}
+                   "goodput_per_joule": "tokens/J within limits", "cost": "tokens/$"}
 FIGURES = {
     "tokens_per_j": ("Tokens per joule", "tokens/J"), "tokens_per_s": ("Throughput", "tokens/s"),
     "watts": ("Power", "W"), "ttft_p50_ms": ("TTFT p50", "ms"), "ttft_p99_ms": ("TTFT p99", "ms"),

@@ -1,0 +1,131 @@
+"""The story: what is claimed about a study, and on what grounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from autotune.records import Blame, Stage
+from autotune.review.sources import read
+from autotune.review.story import Conclusion, Story
+from autotune.review.verdict import headline, support
+from tests.review.studies import Made, baseline
+
+
+@pytest.fixture
+def story(small: Made) -> Story:
+    return read(small.settings, small.study)
+
+
+def test_the_best_is_the_highest_objective_that_keeps_every_limit(story: Story) -> None:
+    assert story.winner is not None and story.winner.trial == 4
+    assert story.winner.value == 3.0  # trial 5 measured 3.9 and broke tpot_p99_ms
+    assert next(t for t in story.measured if t.trial == 5).violated == ("tpot_p99_ms",)
+
+
+def test_a_gain_from_single_measurements_is_called_not_confirmed(story: Story) -> None:
+    assert story.conclusion is Conclusion.NOT_CONFIRMED
+    assert story.gain is not None and not story.gain.confirmed
+    assert story.gain.share == pytest.approx(0.5)
+    assert story.gain.low is not None and story.gain.high is not None
+    assert story.gain.low == pytest.approx(1.5 * math.exp(-math.hypot(0.01, 0.01)) - 1)
+    assert "not confirmed" in headline(story)
+
+
+def test_the_gain_under_the_same_load_is_told_apart_from_the_gain_by_load(story: Story) -> None:
+    assert story.same_load == pytest.approx(3.0 / 2.4 - 1)
+    assert "+25.0 %" in support(story)
+
+
+def test_crashes_are_grouped_by_signature_with_the_choices_that_never_served(story: Story) -> None:
+    assert [(g.signature, g.launches, g.trials) for g in story.crashes] == [("nvls0001", 2, (2, 6)),
+                                                                          ("fuse0001", 1, (7,))]
+    suspects = [(s.param, s.value, s.crashed, s.launches) for s in story.crashes[0].suspects]
+    assert suspects == [("nvls", True, 2, 2)]
+
+
+def test_no_choice_is_suspected_for_a_fault_of_the_host(make: Callable[..., Made]) -> None:
+    made = make()
+    made.measure(baseline(made), 2.0)
+    made.crash(baseline(made, tp=2), blame=Blame.ENVIRONMENT, stage=Stage.LOAD)
+    assert read(made.settings, made.study).crashes[0].suspects == ()
+
+
+def test_counts_add_up_and_copies_are_not_launches(story: Story) -> None:
+    c = story.counts
+    assert (c.trials, c.feasible, c.infeasible, c.invalid, c.crashed, c.failed, c.copied) == (12, 6, 1, 1, 3, 1, 1)
+    assert c.trials == c.feasible + c.infeasible + c.invalid + c.crashed + c.failed + c.running
+    assert c.crashed_launches == 3
+    assert story.spent.crashed_s == pytest.approx(21.0)
+
+
+def test_levers_compare_configurations_that_differ_in_one_choice(story: Story) -> None:
+    tp = next(lever for lever in story.levers if lever.param == "tp")
+    assert (tp.base, tp.choice, tp.pairs) == (1, 2, 1)
+    assert tp.factor == pytest.approx(0.9)
+    assert tp.sign == -1
+    budget = next(lever for lever in story.levers if lever.param == "tree_budget" and lever.choice == 8)
+    assert budget.pairs == 2  # at both loads; tree_topk and draft_depth exist only with speculation
+    assert budget.factor == pytest.approx(math.sqrt(1.3 * 1.25))
+    assert budget.low is not None and budget.low < budget.factor
+
+
+def test_choices_that_never_served_have_a_reason(story: Story) -> None:
+    reasons = {(u.param, u.values): u.kind for u in story.untried}
+    assert reasons[("nvls", (True,))] == "crashed"
+    assert reasons[("tree_budget", (4, 32))] == "unreached"
+
+
+@pytest.mark.parametrize(("decided", "expected", "said"), [
+    ("improved", Conclusion.IMPROVED, "48.0 % more tokens/J"),
+    ("no_improvement", Conclusion.NO_IMPROVEMENT, "keep the baseline"),
+    ("undecided", Conclusion.UNDECIDED, "could not be told apart"),
+])
+def test_the_confirmation_decides_the_verdict(small: Made, decided: str, expected: Conclusion, said: str) -> None:
+    small.study.set_attr("confirmation", {"method": "interleaved blocks", "decided": decided, "winner": 4, "gain": 0.48,
+                                          "interval": [0.41, 0.55], "blocks": 4})
+    story = read(small.settings, small.study)
+    assert story.conclusion is expected
+    assert said in headline(story)
+    assert "+41.0 % to +55.0 %" in support(story)
+    assert story.winner is not None
+    assert story.winner.trial == (0 if expected is Conclusion.NO_IMPROVEMENT else 4)
+
+
+def test_repeats_of_a_configuration_are_averaged(make: Callable[..., Made]) -> None:
+    made = make()
+    made.measure(baseline(made), 2.0)
+    made.measure(baseline(made, tree_budget=8), 3.0)
+    made.measure(baseline(made, tree_budget=8), 2.0)
+    made.measure(baseline(made, tree_budget=4), 2.8)
+    story = read(made.settings, made.study)
+    assert story.winner is not None and story.winner.config["tree_budget"] == 4
+    assert story.measured[1].value == pytest.approx(2.5)
+    assert story.measured[1].trials == (1, 2)
+
+
+def test_a_study_without_a_feasible_trial_says_so(make: Callable[..., Made]) -> None:
+    made = make()
+    made.measure(baseline(made), 2.0, tpot_ms=50.0)
+    story = read(made.settings, made.study)
+    assert story.conclusion is Conclusion.NOTHING_FEASIBLE
+    assert story.winner is None
+    assert "tpot_p99_ms +25.0 %" in support(story)
+
+
+def test_a_study_whose_every_launch_crashed_says_so(make: Callable[..., Made]) -> None:
+    made = make()
+    made.crash(baseline(made))
+    story = read(made.settings, made.study)
+    assert story.conclusion is Conclusion.NOTHING_MEASURED
+    assert story.baseline is None and story.baseline_crash is not None
+    assert "1 trial of 1 crashed" in support(story)
+
+
+def test_an_empty_study_is_told_without_figures(make: Callable[..., Made]) -> None:
+    made = make()
+    story = read(made.settings, made.study)
+    assert story.conclusion is Conclusion.NOTHING_MEASURED
+    assert support(story) == "No trial was run."
