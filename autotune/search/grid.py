@@ -1,0 +1,156 @@
+"""A space as integer arrays: one column per parameter, one row per configuration.
+
+    grid = Grid(space, seed=0)
+    rows = grid.servers(rng, around)        # (n, P) codes of allowed server parts
+    grid.allowed(rows)                      # (n, L) which of the load parts each may be measured under
+
+A code is the index of a choice; a parameter that does not exist there has the code len(choices).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.records import Config, Value
+from autotune.space import Param, Space
+
+Codes = NDArray[np.int16]
+Mask = NDArray[np.bool_]
+
+ENUMERATED = 3000
+"""Spaces of at most this many server parts are looked at whole; larger ones through a sample this big."""
+
+
+class Grid:
+    """Encodes configurations of `space` and lists candidates."""
+
+    def __init__(self, space: Space, most: int = ENUMERATED) -> None:
+        self.space = space
+        self.most = most
+        self.server_params = space.server_params
+        self.load_params = space.load_params
+        self.params = self.server_params + self.load_params
+        self._column = {p.name: i for i, p in enumerate(self.params)}
+        self._code = [{_exact(c): i for i, c in enumerate(p.choices)} for p in self.params]
+        self.width = len(self.server_params)
+        self.load_rows = self._walk(self.load_params, self.width)
+        self.whole = self._filtered(self._walk(self.server_params, 0)) if space.size() <= most else None
+
+    def encode(self, config: Config, params: Sequence[Param]) -> Codes:
+        """Codes of `params` in a configuration. Raises KeyError for a value that is not a choice."""
+        row = [self._code[self._column[p.name]][_exact(config[p.name])] if p.name in config else len(p.choices)
+               for p in params]
+        return np.array(row, dtype=np.int16)
+
+    def server_row(self, server: Config) -> Codes:
+        return self.encode(server, self.server_params)
+
+    def load_index(self, load: Config) -> int:
+        """Which row of `load_rows` a load part is. Raises KeyError when it is not a load part of the space."""
+        row = self.encode(load, self.load_params)
+        found = np.flatnonzero((self.load_rows == row).all(axis=1))
+        if not found.size:
+            raise KeyError(f"{dict(load)} is not a load part of {self.space.name}")
+        return int(found[0])
+
+    def decode(self, row: Codes, params: Sequence[Param]) -> dict[str, Value]:
+        return {p.name: p.choices[int(c)] for p, c in zip(params, row, strict=True) if int(c) < len(p.choices)}
+
+    def server(self, row: Codes) -> dict[str, Value]:
+        return self.decode(row, self.server_params)
+
+    def load(self, index: int) -> dict[str, Value]:
+        return self.decode(self.load_rows[index], self.load_params)
+
+    def servers(self, rng: np.random.Generator, around: Iterable[Codes] = ()) -> Codes:
+        """Candidate server parts (n, P): all of a small space, else neighbours of `around` and random ones."""
+        if self.whole is not None:
+            return self.whole
+        sizes = np.array([len(p.choices) for p in self.server_params])
+        blocks = [rng.integers(0, sizes, size=(self.most // 2, self.width)).astype(np.int16)]
+        centres = list(around)
+        for centre in centres:
+            near = np.repeat(centre[None, :], self.most // (2 * len(centres)), axis=0)
+            near = np.concatenate([near, self._steps(centre)])
+            fresh = rng.integers(0, sizes, size=near.shape).astype(np.int16)
+            change = rng.random(near.shape) < rng.choice([1.0, 2.0, 4.0], size=(len(near), 1)) / self.width
+            change[-len(self._steps(centre)):] = False
+            blocks.append(np.where(change | (near == sizes), fresh, near))
+        return self._filtered(np.unique(self._settle(np.concatenate(blocks)), axis=0))
+
+    def allowed(self, rows: Codes) -> Mask:
+        """(n, L): whether each load part exists and is not forbidden on each server part."""
+        out = np.ones((len(rows), len(self.load_rows)), dtype=bool)
+        linked = any(p.when for p in self.load_params)
+        for j, load in enumerate(self.load_rows):
+            full = np.concatenate([rows, np.repeat(load[None, :], len(rows), axis=0)], axis=1)
+            if linked:
+                out[:, j] = (self._settle(full) == full).all(axis=1) & self._complete(full)
+            out[:, j] &= ~self._forbidden(full)
+        return out
+
+    def _steps(self, centre: Codes) -> Codes:
+        """Every change of one parameter."""
+        rows = []
+        for i, param in enumerate(self.server_params):
+            for code in range(len(param.choices)):
+                row = centre.copy()
+                row[i] = code
+                rows.append(row)
+        return np.array(rows, dtype=np.int16)
+
+    def _walk(self, params: Sequence[Param], offset: int) -> Codes:
+        """Every combination of the choices of `params`, without those that do not exist."""
+        if not params:
+            return np.zeros((1, 0), dtype=np.int16)
+        axes = np.meshgrid(*(np.arange(len(p.choices) + bool(p.when), dtype=np.int16) for p in params), indexing="ij")
+        rows = np.stack([a.ravel() for a in axes], axis=1)
+        if any(p.when for p in params) and not offset:
+            rows = rows[(self._settle(rows) == rows).all(axis=1) & self._complete(rows)]
+        return rows
+
+    def _settle(self, rows: Codes) -> Codes:
+        """The same rows with parameters that do not exist there set to absent."""
+        rows = rows.copy()
+        for i in range(rows.shape[1]):
+            if self.params[i].when:
+                rows[~self._matches(self.params[i].when, rows), i] = len(self.params[i].choices)
+        return rows
+
+    def _complete(self, rows: Codes) -> Mask:
+        """Whether every parameter that exists has a choice."""
+        good = np.ones(len(rows), dtype=bool)
+        for i in range(rows.shape[1]):
+            param = self.params[i]
+            if param.when:
+                good &= (rows[:, i] < len(param.choices)) | ~self._matches(param.when, rows)
+        return good
+
+    def _filtered(self, rows: Codes) -> Codes:
+        loads = [{p.name for p in self.load_params} & set(rule.when) for rule in self.space.rules]
+        bad = np.zeros(len(rows), dtype=bool)
+        for rule, names in zip(self.space.rules, loads, strict=True):
+            if not names:
+                bad |= self._matches(rule.when, rows)
+        return rows[~bad]
+
+    def _forbidden(self, full: Codes) -> Mask:
+        bad = np.zeros(len(full), dtype=bool)
+        for rule in self.space.rules:
+            bad |= self._matches(rule.when, full)
+        return bad
+
+    def _matches(self, when: Mapping[str, Sequence[Value]], rows: Codes) -> Mask:
+        hit = np.ones(len(rows), dtype=bool)
+        for name, values in when.items():
+            i = self._column[name]
+            hit &= np.isin(rows[:, i], [self._code[i][_exact(v)] for v in values])
+        return hit
+
+
+def _exact(value: Value) -> tuple[bool, Value]:
+    """A key that tells True from 1."""
+    return isinstance(value, bool), value

@@ -1,0 +1,90 @@
+"""What each launch still open promises: chance, gain, cost, and their ratio.
+
+Gains are natural logs of the objective's ratio to the best so far: for small ones the share by which it improves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.search.crashes import CrashModel
+from autotune.search.grid import Codes, Grid
+from autotune.search.memory import Key, Memory
+from autotune.search.value import Posterior, expected_improvement, normal_cdf
+
+Floats = NDArray[np.float64]
+
+BLIND_GAIN = 0.1  # expected gain of a launch while nothing was measured
+UPPER = 1.28  # sds above the mean that are still plausible (the 90 % quantile)
+CRASH_WEIGHT = 0.5  # a crash counts this share of a whole launch even when it is over sooner: it teaches less
+DEFAULT_LAUNCH_S = 300.0
+DEFAULT_MEASURE_S = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Expected seconds of a launch that comes up, of one that crashes, of a measurement."""
+
+    launch_s: float
+    crash_s: float
+    measure_s: float
+
+    @classmethod
+    def of(cls, memory: Memory) -> Costs:
+        launch_s = float(np.mean(memory.launch_s)) if memory.launch_s else DEFAULT_LAUNCH_S
+        crash_s = (sum(memory.crash_s) + 0.5 * launch_s) / (len(memory.crash_s) + 1)
+        measure_s = float(np.mean(memory.measure_s)) if memory.measure_s else DEFAULT_MEASURE_S
+        return cls(launch_s, crash_s, measure_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlook:
+    """Over n server parts and L load parts; what was measured or has crashed promises nothing."""
+
+    rows: Codes  # (n, P)
+    chance: Floats  # (n,) that the launch comes up
+    gains: Floats  # (n, L) expected gain of measuring there on the live server
+    gain: Floats  # (n,) of the best load part
+    upper: Floats  # (n,) plausible gain, at the 90 % quantile
+    cost_s: Floats  # (n,)
+    score: Floats  # (n,) expected gain per second
+
+    @property
+    def expected(self) -> Floats:
+        """(n,) expected gain of a launch, crashes counted."""
+        return self.gain * self.chance
+
+
+def look(grid: Grid, memory: Memory, posterior: Posterior | None, crashes: CrashModel, rows: Codes,
+         best: float | None, busy: set[Key]) -> Outlook:
+    """`best` is the log objective of the best so far, None while nothing feasible was measured."""
+    serving = crashes.chance_serving(rows) * grid.allowed(rows)
+    if posterior is None:
+        gains = upper = np.full(serving.shape, BLIND_GAIN)
+    else:
+        seen = posterior.predict(rows)
+        level = best if best is not None else float(posterior.level - 1.0)
+        gains = expected_improvement(seen.mean, seen.sd, level)
+        upper = np.maximum(seen.mean + UPPER * seen.sd - level, 0.0)
+        for ratio in seen.ratios:
+            gains = gains * normal_cdf(-ratio / seen.sd)
+            upper = upper * (ratio < UPPER * seen.sd)
+    gains, upper = gains * serving, upper * (serving > 0.05)
+    for server in memory.servers.values():
+        for i in np.flatnonzero((rows == server.row).all(axis=1)):
+            for load in {*server.values, *memory.dead_loads(server)}:
+                gains[i, load] = upper[i, load] = 0.0
+            if memory.dead(server):
+                gains[i] = upper[i] = 0.0
+    for key in busy:
+        hit = (rows == np.array(key, dtype=np.int16)).all(axis=1)
+        gains[hit] = upper[hit] = 0.0
+    costs = Costs.of(memory)
+    chance = crashes.chance(rows)
+    crash_s = CRASH_WEIGHT * costs.launch_s + (1 - CRASH_WEIGHT) * costs.crash_s
+    cost_s = chance * (costs.launch_s + 2 * costs.measure_s) + (1 - chance) * crash_s
+    gain = gains.max(axis=1)
+    return Outlook(rows, chance, gains, gain, upper.max(axis=1), cost_s, gain * chance / cost_s)

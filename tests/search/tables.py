@@ -1,0 +1,157 @@
+"""Tuning tables: evaluate a table-driven stand-in for a cluster (the format of ../shared/landscapes/README.md).
+
+    table = Table.load("b300_kimi.yaml")
+    table.crash_rule(config, roll)     # the first rule that fires, or None
+    table.rate(config), table.watts(config)
+    table.optimum                      # (configuration, tokens per joule), free of noise
+
+Every noise-free figure of a table is computed once, as dense arrays with one axis per parameter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from autotune.records import Config, Value
+from autotune.space import Space
+
+Rule = Mapping[str, Any]
+FloatArray = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One table. Configurations map every parameter to one of its choices."""
+
+    spec: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, path: str | Path) -> Table:
+        return cls(yaml.safe_load(Path(path).read_text()))
+
+    @property
+    def name(self) -> str:
+        return str(self.spec["name"])
+
+    @property
+    def params(self) -> Mapping[str, list[Value]]:
+        params: Mapping[str, list[Value]] = self.spec["params"]
+        return params
+
+    @property
+    def client_params(self) -> frozenset[str]:
+        return frozenset(self.spec["client_params"])
+
+    @property
+    def tpot_limit_ms(self) -> float:
+        return float((self.spec.get("slo") or {}).get("tpot_ms", math.inf))
+
+    @functools.cached_property
+    def space(self) -> Space:
+        """The same search as a space of autotune. No beliefs: a table has none."""
+        params = {name: {"choices": choices, "load": name in self.client_params}
+                  for name, choices in self.params.items()}
+        return Space.parse({"name": self.name, "engine": "table", "params": params,
+                            "baseline": self.spec["baseline"]}, where=self.name)
+
+    def rate(self, config: Config) -> float:
+        """Output tokens per second, free of noise."""
+        return float(self._rates[self._index(config)])
+
+    def watts(self, config: Config) -> float:
+        return float(self._watts[self._index(config)])
+
+    def tpot_ms(self, config: Config, rate: float) -> float:
+        """Milliseconds per output token of one request when `concurrency` requests share `rate`."""
+        return 1000 * float(config["concurrency"]) / rate
+
+    def crash_rule(self, config: Config, roll: Callable[[int], float]) -> Rule | None:
+        """The first crash rule that matches and fires; `roll(i)` in [0, 1) decides flaky rule i."""
+        for i, rule in enumerate(self.spec.get("crashes") or []):
+            if matches(rule["when"], config) and (rule.get("probability", 1.0) >= 1 or roll(i) < rule["probability"]):
+                return dict(rule)
+        return None
+
+    def true_value(self, config: Config) -> float:
+        """Noise-free tokens per joule; 0 when the configuration crashes always or breaks the limit."""
+        return max(0.0, float(self._values[self._index(config)]))
+
+    @functools.cached_property
+    def optimum(self) -> tuple[dict[str, Value], float]:
+        """The best feasible configuration and its tokens per joule."""
+        flat = int(np.argmax(self._values))
+        index = np.unravel_index(flat, self._values.shape)
+        config = {name: choices[int(i)] for (name, choices), i in zip(self.params.items(), index, strict=True)}
+        return config, float(self._values.flat[flat])
+
+    @functools.cached_property
+    def crash_share(self) -> float:
+        """Share of all configurations that crash always."""
+        return float(self._crashed.mean())
+
+    @functools.cached_property
+    def _rates(self) -> FloatArray:
+        return self._product("tokens_per_s")
+
+    @functools.cached_property
+    def _watts(self) -> FloatArray:
+        return self._product("watts")
+
+    @functools.cached_property
+    def _crashed(self) -> NDArray[np.bool_]:
+        crashed = np.zeros(self._shape, dtype=bool)
+        for rule in self.spec.get("crashes") or []:
+            if rule.get("probability", 1.0) >= 1:
+                crashed[self._where(rule["when"])] = True
+        return crashed
+
+    @functools.cached_property
+    def _values(self) -> FloatArray:
+        values = self._rates / self._watts
+        concurrency = np.array(self.params["concurrency"], dtype=float)
+        axis = list(self.params).index("concurrency")
+        per_axis = concurrency.reshape([-1 if i == axis else 1 for i in range(len(self._shape))])
+        broken = 1000 * per_axis / self._rates > self.tpot_limit_ms
+        return np.where(self._crashed | broken, -np.inf, values)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(len(choices) for choices in self.params.values())
+
+    def _product(self, quantity: str) -> FloatArray:
+        table = self.spec[quantity]
+        out = np.ones(self._shape)
+        for level, value in table["by_concurrency"].items():
+            out[self._where({"concurrency": level})] *= float(value)
+        for factor in table.get("factors") or []:
+            out[self._where(factor["when"])] *= factor["times"]
+        return out
+
+    def _where(self, when: Mapping[str, Any]) -> tuple[NDArray[np.intp], ...]:
+        unknown = set(when) - set(self.params)
+        if unknown:
+            raise ValueError(f"{self.name}: a rule names the unknown parameter {', '.join(sorted(unknown))}")
+        picks = [[i for i, c in enumerate(choices) if name not in when or c in _listed(when[name])]
+                 for name, choices in self.params.items()]
+        return np.ix_(*(np.array(p, dtype=np.intp) for p in picks))
+
+    def _index(self, config: Config) -> tuple[int, ...]:
+        return tuple(choices.index(config[name]) for name, choices in self.params.items())
+
+
+def matches(when: Mapping[str, Any], config: Config) -> bool:
+    """Whether every parameter of `when` has (one of) the listed values."""
+    return all(config[name] in _listed(value) for name, value in when.items())
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
