@@ -32,8 +32,8 @@ def small(engine: EngineSpec, version: str, concurrency: int = 64, **choices: Va
     """A space with one choice per parameter, and the command of that configuration."""
     params: dict[str, dict[str, object]] = {name: {"choices": [value]} for name, value in choices.items()}
     params["concurrency"] = {"choices": [1, concurrency], "load": True}
-    space = Space.parse({"name": "small", "engine": engine.name, "params": params, "model": {"target": "T", "draft": "D"},
-                         "baseline": {**choices, "concurrency": 1}})
+    space = Space.parse({"name": "small", "engine": engine.name, "model": {"target": "T", "draft": "D"},
+                         "params": params, "baseline": {**choices, "concurrency": 1}})
     return space, build(engine, space, space.split(space.baseline)[0], port=30000, version=version)
 
 

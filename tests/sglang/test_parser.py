@@ -27,6 +27,12 @@ from tests.sglang.support import VARIANTS, VERSIONS, arguments, fork_flags, pair
 
 HERE = pathlib.Path(__file__).parent
 SPACES = ("b300", "h200", "sglang_cpu")
+NEEDED_BESIDE: Mapping[str, Mapping[str, Value]] = {
+    "eplb": {"parallel": "ep8"}, "redundant_experts": {"parallel": "ep8"}, "draft_block": {"speculation": "dflash"},
+    "draft_window": {"speculation": "dflash"}, "eagle_steps": {"speculation": "dflash"},
+    "eagle_topk": {"speculation": "dflash"}, "draft_tokens": {"speculation": "ngram"},
+}
+"""Parameters that only mean something with another one."""
 FORK_FLAGS = {"--speculative-ddtree-budget", "--speculative-ddtree-topk"}
 NEEDS_A_GPU = re.compile(r"only supported on Blackwell|requires Hopper|Please use a different (prefill )?backend")
 
@@ -92,7 +98,7 @@ def parameter_jobs(version: str) -> list[tuple[list[str], dict[str, str]]]:
     for name, spec in engine.params.items():
         typed: dict[str, Value] = {"true": True, "false": False}
         for value in [typed.get(c, c) for c in spec.choices] or [sample[name]]:
-            _, command = small(engine, version, **{name: value})
+            _, command = small(engine, version, **{**NEEDED_BESIDE.get(name, {}), name: value})
             jobs.append((located(arguments(command)), dict(command.env)))
     return jobs
 
@@ -125,6 +131,7 @@ def traps(version: str) -> dict[str, tuple[list[str], dict[str, str]]]:
         "deepep": line(parallel="tp8", moe_a2a_backend="deepep"),
         "deepep ep8": line(parallel="ep8", moe_a2a_backend="deepep"),
         "flashinfer a2a": line(parallel="ep8", moe_a2a_backend="flashinfer"),
+        "eplb": line(parallel="tp8", eplb=True),
         "deepep normal": line(parallel="ep8", moe_a2a_backend="deepep", deepep_mode="normal"),
         "graphs off": line(cuda_graph=False),
         "dflash topk": line(speculation="dflash", eagle_topk=4, eagle_steps=3),
@@ -189,8 +196,6 @@ def test_every_command_line_parses_and_resolves(name: str, version: str) -> None
     refused = [o for o in outcomes if o.reached == "parse"]
     assert not refused, "\n".join(f"{o.error}\n  {o.line}" for o in refused[:5])
     failed = [o for o in outcomes if o.reached == "resolve" and not NEEDS_A_GPU.search(o.error)]
-    if name == "parameters":  # single choices out of context: what is missing is said, nothing else is wrong
-        failed = [o for o in failed if not re.search(r"--speculative-num-steps|draft", o.error)]
     assert not failed, "\n".join(f"{o.error}\n  {o.line}" for o in failed[:5])
     assert sum(o.reached == "done" for o in outcomes) > len(outcomes) / 3
 
@@ -259,8 +264,10 @@ def test_rules_say_what_sglang_does(version: str) -> None:
     """Each combination that our rules drop is refused by SGLang, or becomes the server that the rule names."""
     seen = parsed(version)[0]
     old = version == "0.5.16"
-    refused = {"dflash flex": "not supported with Flex Attention", "ngram attention dp": "does not support dp attention",
-               "ngram pages": "page_size(16) > 1 is unstable", "eagle pages": "speculative_eagle_topk > 1 with page_size"}
+    refused = {"dflash flex": "not supported with Flex Attention",
+               "ngram attention dp": "does not support dp attention",
+               "ngram pages": "page_size(16) > 1 is unstable",
+               "eagle pages": "speculative_eagle_topk > 1 with page_size", "eplb": "AssertionError"}
     for name, words in refused.items():
         assert seen[name].reached == "resolve" and words in seen[name].error, (name, seen[name])
     assert seen["ngram pages flashinfer"].reached == "done"

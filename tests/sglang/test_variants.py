@@ -15,8 +15,8 @@ NO_TOPK = ("~space.params.tree_topk", "~space.belief.tree_topk", "~space.baselin
 
 @pytest.mark.parametrize(("variant", "choices", "arguments", "env"), [
     ("sglang_ddtree", {"tree_budget": 8, "tree_topk": 4},
-     ["--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "8", "--speculative-ddtree-topk", "4"],
-     {}),
+     ["--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "8", "--speculative-ddtree-topk",
+      "4"], {}),
     ("sglang_ddtree_pr29907", {"tree_budget": 32, "tree_topk": 4, "tree_depth_bonus": 0.1},
      ["--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "32"],
      {"SGLANG_DDTREE_MAX_TOPK": "4", "SGLANG_DDTREE_DEPTH_BONUS": "0.1"}),
