@@ -22,7 +22,7 @@ from autotune.records import UsageError
 
 END = "<|end|>"
 MASK = "<|mask|>"
-CORPUS_BYTES = 4_000_000
+CORPUS_BYTES_PER_ID = 120
 
 DENSE: Mapping[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 MOE: Mapping[str, Any] = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "decoder_sparse_step": 1,
@@ -96,7 +96,7 @@ def _train_tokenizer(folder: Path, size: int) -> None:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[END, MASK], initial_alphabet=alphabet,
                                   show_progress=False)
-    tokenizer.train_from_iterator(_corpus(), trainer)
+    tokenizer.train_from_iterator(_corpus(CORPUS_BYTES_PER_ID * size), trainer)
     have = tokenizer.get_vocab_size()
     tokenizer.add_tokens([f" word{index}" for index in range(have, size)])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -106,8 +106,7 @@ def _train_tokenizer(folder: Path, size: int) -> None:
     }, indent=2) + "\n")
 
 
-def _corpus() -> Iterator[str]:
-    left = CORPUS_BYTES
+def _corpus(left: int) -> Iterator[str]:
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         source = path.read_text(encoding="utf-8", errors="ignore")
         yield source

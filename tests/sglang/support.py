@@ -1,0 +1,80 @@
+"""What the SGLang tests share: composed spaces with the rules of an engine version, and commands built from them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+
+from autotune.config import Settings, load
+from autotune.engine.argv import Command, build
+from autotune.engine.spec import EngineSpec
+from autotune.records import Config, Value
+from autotune.space import Space
+
+VERSIONS = ("0.5.16", "0.5.23")
+VARIANTS = ("sglang_ddtree_pr29907", "sglang_ddtree_pr27509", "sglang_ddtree_rancy", "sglang_ddtree_dbguo",
+            "sglang_ddtree_pr31069", "sglang_ddtree_pr36196")
+
+
+@functools.cache
+def settings(space: str, *overrides: str) -> Settings:
+    return load([f"+space={space}", *overrides])
+
+
+def ruled(loaded: Settings, version: str) -> Space:
+    """The space as written, with the rules that its engine has in a version."""
+    bare = Space.parse(loaded.composed["space"], loaded.space.name)
+    return bare.with_rules(loaded.engine.rules_for(bare, version))
+
+
+def small(engine: EngineSpec, version: str, concurrency: int = 64, **choices: Value) -> tuple[Space, Command]:
+    """A space with one choice per parameter, and the command of that configuration."""
+    params: dict[str, dict[str, object]] = {name: {"choices": [value]} for name, value in choices.items()}
+    params["concurrency"] = {"choices": [1, concurrency], "load": True}
+    space = Space.parse({"name": "small", "engine": engine.name, "model": {"target": "T", "draft": "D"},
+                         "params": params, "baseline": {**choices, "concurrency": 1}})
+    return space, build(engine, space, space.split(space.baseline)[0], port=30000, version=version)
+
+
+def arguments(command: Command) -> list[str]:
+    """What SGLang's parser gets: without the interpreter and the module."""
+    return list(command.argv[3:])
+
+
+def pairwise(space: Space) -> list[dict[str, Value]]:
+    """Allowed server parts that together show every pair of choices (absent counts as one) that any of them shows.
+
+    Greedy and deterministic: the configuration with most new pairs comes next, the first of them on a draw; the
+    baseline comes first of all.
+    """
+    def pairs(config: Config) -> set[tuple[tuple[str, str], ...]]:
+        chosen = [(p.name, repr(config.get(p.name))) for p in space.server_params]
+        return set(itertools.combinations(chosen, 2))
+
+    baseline = space.split(space.baseline)[0]
+    left = [(config, pairs(config)) for config in space.servers()]
+    missing: set[tuple[tuple[str, str], ...]] = set().union(*(found for _, found in left))
+    picked = [baseline]
+    missing -= pairs(baseline)
+    while missing:
+        left = [(config, new) for config, found in left if (new := found & missing)]
+        best, new = max(left, key=lambda item: len(item[1]))
+        picked.append(best)
+        missing -= new
+    return picked
+
+
+def fork_flags(argv: Iterable[str], known: set[str]) -> tuple[list[str], list[str]]:
+    """(arguments without the options that a release does not know, those options)."""
+    kept: list[str] = []
+    unknown: list[str] = []
+    dropping = False
+    for argument in argv:
+        if argument.startswith("--"):
+            dropping = argument not in known
+            if dropping:
+                unknown.append(argument)
+        if not dropping:
+            kept.append(argument)
+    return kept, unknown

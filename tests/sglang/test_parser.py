@@ -1,0 +1,292 @@
+"""SGLang's own parser and checks on every command line that the spaces can produce, in two releases, without a GPU.
+
+One process per release parses them all. What neither parsing nor resolving can tell without a GPU or a launch is listed
+in NEEDS_A_GPU and in docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from autotune.engine.argv import build
+from autotune.engine.random_model import write_draft, write_model
+from autotune.records import Value
+from tests.envs import ensure
+from tests.sglang.support import VARIANTS, VERSIONS, arguments, fork_flags, pairwise, ruled, settings, small
+
+HERE = pathlib.Path(__file__).parent
+SPACES = ("b300", "h200", "sglang_cpu")
+NEEDED_BESIDE: Mapping[str, Mapping[str, Value]] = {
+    "eplb": {"parallel": "ep8"}, "redundant_experts": {"parallel": "ep8"}, "draft_block": {"speculation": "dflash"},
+    "draft_window": {"speculation": "dflash"}, "eagle_steps": {"speculation": "dflash"},
+    "eagle_topk": {"speculation": "dflash"}, "draft_tokens": {"speculation": "ngram"},
+}
+"""Parameters that only mean something with another one."""
+FORK_FLAGS = {"--speculative-ddtree-budget", "--speculative-ddtree-topk"}
+NEEDS_A_GPU = re.compile(r"only supported on Blackwell|requires Hopper|Please use a different (prefill )?backend")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How far a command line came in SGLang: parse, resolve or done; with what was resolved, or the error."""
+
+    line: str
+    reached: str
+    error: str
+    values: Mapping[str, Any]
+    nccl: Mapping[str, str]
+
+
+@functools.cache
+def models() -> dict[str, str]:
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="autotune-models-"))
+    for shape in ("mla-moe-tiny", "dense-tiny", "moe-tiny", "dense-8b"):
+        write_model(folder / shape, shape)
+    for target in ("dense-tiny", "dense-8b"):
+        write_draft(folder / f"{target}-draft", folder / target)
+    return {path.name: str(path) for path in folder.iterdir()}
+
+
+TARGETS = {"b300": ("mla-moe-tiny", "dense-tiny-draft"), "h200": ("dense-8b", "dense-8b-draft"),
+           "sglang_cpu": ("moe-tiny", "dense-tiny-draft")}
+
+
+def overrides(space: str) -> tuple[str, ...]:
+    target, draft = TARGETS[space]
+    return (f"space.model.target={models()[target]}", f"+space.model.draft={models()[draft]}"
+            if space == "sglang_cpu" else f"space.model.draft={models()[draft]}")
+
+
+def space_jobs(name: str, version: str) -> list[tuple[list[str], dict[str, str]]]:
+    loaded = settings(name, *overrides(name))
+    space = ruled(loaded, version)
+    jobs = []
+    for server in pairwise(space):
+        command = build(loaded.engine, space, server, port=30000, version=version)
+        jobs.append((arguments(command), dict(command.env)))
+    return jobs
+
+
+def parameter_jobs(version: str) -> list[tuple[list[str], dict[str, str]]]:
+    """Every parameter that conf/engine/sglang.yaml knows, one at a time, in a value that is right for it."""
+    engine = settings("h200").engine
+    sample: dict[str, Value] = {
+        "moe_a2a_backend": "deepep", "moe_runner_backend": "triton", "deepep_mode": "low_latency",
+        "moe_dense_tp_size": 1, "redundant_experts": 0, "attention_backend": "triton",
+        "prefill_attention_backend": "triton", "decode_attention_backend": "triton",
+        "draft_attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none",
+        "graph_max_bs": 32, "mem_fraction": 0.8, "max_running_requests": 64, "max_total_tokens": 4096,
+        "context_length": 2048, "page_size": 1, "chunked_prefill": 2048, "max_prefill_tokens": 8192,
+        "schedule_policy": "lpm", "schedule_conservativeness": 0.8, "continuous_decode_steps": 2, "stream_interval": 4,
+        "dtype": "bfloat16", "kv_cache_dtype": "auto", "quantization": "fp8", "load_format": "dummy",
+        "draft_tokens": 8, "draft_block": 8, "draft_window": 512, "eagle_steps": 3, "eagle_topk": 1,
+    }
+    jobs = []
+    for name, spec in engine.params.items():
+        typed: dict[str, Value] = {"true": True, "false": False}
+        for value in [typed.get(c, c) for c in spec.choices] or [sample[name]]:
+            _, command = small(engine, version, **{**NEEDED_BESIDE.get(name, {}), name: value})
+            jobs.append((located(arguments(command)), dict(command.env)))
+    return jobs
+
+
+def located(argv: list[str]) -> list[str]:
+    places = {"T": models()["moe-tiny"], "D": models()["dense-tiny-draft"]}
+    return [places.get(argument, argument) for argument in argv]
+
+
+def traps(version: str) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """Command lines that show what SGLang does with the combinations that our rules and defaults are about."""
+    engine = settings("h200").engine
+
+    def line(*extra: str, _env: Mapping[str, str] | None = None, **choices: Value) -> tuple[list[str], dict[str, str]]:
+        _, command = small(engine, version, **{"dtype": "auto", **choices})
+        return [*located(arguments(command)), *extra], {**(_env or {}), **command.env}
+
+    def without(flag: str, **choices: Value) -> tuple[list[str], dict[str, str]]:
+        argv, env = line(**choices)
+        at = argv.index(flag)
+        return argv[:at] + argv[at + 2:], env
+
+    inherited = {"NCCL_NVLS_ENABLE": "1"}
+    return {
+        "nvls inherited": (line()[0], inherited),
+        "nvls unsaid": line(_env=inherited),
+        "nvls off": line(_env=inherited, nvls=False),
+        "nvls on": line(nvls=True),
+        "symmetric memory, nvls off": (line("--enable-symm-mem", nvls=False)[0], {"NCCL_NVLS_ENABLE": "0"}),
+        "deepep": line(parallel="tp8", moe_a2a_backend="deepep"),
+        "deepep ep8": line(parallel="ep8", moe_a2a_backend="deepep"),
+        "flashinfer a2a": line(parallel="ep8", moe_a2a_backend="flashinfer"),
+        "eplb": line(parallel="tp8", eplb=True),
+        "deepep normal": line(parallel="ep8", moe_a2a_backend="deepep", deepep_mode="normal"),
+        "graphs off": line(cuda_graph=False),
+        "dflash topk": line(speculation="dflash", eagle_topk=4, eagle_steps=3),
+        "dflash attention dp": line(speculation="dflash", parallel="tp8_dp_attention"),
+        "dflash mixed": line(speculation="dflash", mixed_chunk=True),
+        "dflash flex": line(speculation="dflash", attention_backend="flex_attention"),
+        "dflash 48": without("--max-running-requests", speculation="dflash"),
+        "dflash 200": (line(speculation="dflash")[0] + ["--max-running-requests", "200"], {}),
+        "ngram attention dp": line(speculation="ngram", parallel="tp8_dp_attention"),
+        "ngram mixed": line(speculation="ngram", mixed_chunk=True),
+        "ngram pages": line(speculation="ngram", page_size=16, attention_backend="triton"),
+        "ngram pages flashinfer": line(speculation="ngram", page_size=16, attention_backend="flashinfer"),
+        "eagle pages": line("--speculative-num-draft-tokens", "8", speculation="eagle3", eagle_steps=3, eagle_topk=4,
+                            page_size=16, attention_backend="fa4"),
+        "attention dp": line(parallel="tp8_dp_attention", max_running_requests=256),
+        "unknown flag": line("--no-such-flag", "1"),
+        "abbreviated": (["--model-path", models()["moe-tiny"], "--device", "cuda", "--pp", "1"], {}),
+        "chunk not whole pages": line(chunked_prefill=1000, page_size=64),
+        "tp does not divide heads": line("--tp-size", "3"),
+        "ep does not divide tp": line("--tp-size", "4", "--ep-size", "3"),
+        "eagle without a draft": line("--speculative-algorithm", "EAGLE"),
+        "all memory and more": line(mem_fraction=1.5),
+    }
+
+
+@functools.cache
+def parsed(version: str) -> tuple[dict[str, Outcome], dict[str, list[Outcome]], frozenset[str]]:
+    """(traps by name, outcomes by space or "parameters", every option of the release), all from one process."""
+    groups: dict[str, list[tuple[list[str], dict[str, str]]]] = {name: space_jobs(name, version) for name in SPACES}
+    groups["parameters"] = parameter_jobs(version)
+    named = traps(version)
+    groups["traps"] = list(named.values())
+    jobs = []
+    for argv, env in (job for group in groups.values() for job in group):
+        kept, _ = fork_flags(argv, set(argv) - FORK_FLAGS)
+        jobs.append({"argv": ["DFLASH" if a == "DDTREE" else a for a in kept], "env": env})
+    python = ensure(f"sglang-{version}")
+    with tempfile.TemporaryDirectory() as folder:
+        given, told = pathlib.Path(folder, "jobs.json"), pathlib.Path(folder, "results.json")
+        given.write_text(json.dumps(jobs))
+        done = subprocess.run([str(python), str(HERE / "parse_worker.py"), str(given), str(told)], text=True,
+                              env={**os.environ, "PYTHONPATH": str(HERE / "standin")}, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=900)
+        assert done.returncode == 0, done.stdout[-3000:]
+        answer = json.loads(told.read_text())
+    outcomes = [Outcome(" ".join(job["argv"]), r["reached"], r["error"] or "", r.get("values", {}),
+                        r.get("environment", {})) for job, r in zip(jobs, answer["results"], strict=True)]
+    split: dict[str, list[Outcome]] = {}
+    for name, group in groups.items():
+        split[name], outcomes = outcomes[:len(group)], outcomes[len(group):]
+    return dict(zip(named, split.pop("traps"), strict=True)), split, frozenset(answer["options"])
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("name", [*SPACES, "parameters"])
+def test_every_command_line_parses_and_resolves(name: str, version: str) -> None:
+    outcomes = parsed(version)[1][name]
+    refused = [o for o in outcomes if o.reached == "parse"]
+    assert not refused, "\n".join(f"{o.error}\n  {o.line}" for o in refused[:5])
+    failed = [o for o in outcomes if o.reached == "resolve" and not NEEDS_A_GPU.search(o.error)]
+    assert not failed, "\n".join(f"{o.error}\n  {o.line}" for o in failed[:5])
+    assert sum(o.reached == "done" for o in outcomes) > len(outcomes) / 3
+
+
+def test_every_flag_is_spelled_in_full_in_both_releases(version: str) -> None:
+    options = parsed(version)[2]
+    for name in SPACES:
+        for argv, _ in space_jobs(name, version):
+            short = [a for a in argv if a.startswith("--") and a not in options and a not in FORK_FLAGS]
+            assert not short, short
+    for argv, _ in parameter_jobs(version):
+        assert not [a for a in argv if a.startswith("--") and a not in options], argv
+
+
+def test_flags_of_the_variants_are_the_forks_own(version: str) -> None:
+    """A flag that only a fork has must be unknown to the release: otherwise it would silently mean something else."""
+    options = set(parsed(version)[2])
+    assert not FORK_FLAGS & options
+    for variant in VARIANTS:
+        engine = settings("h200", f"engine={variant}").engine
+        choices = {name: value for name, value in (("tree_budget", 16), ("tree_topk", 4)) if name in engine.params}
+        _, command = small(engine, version, **choices)
+        _, unknown = fork_flags(arguments(command), options)
+        assert unknown or command.env.keys() & {"SGLANG_DDTREE_MAX_TOPK", "SGLANG_DFLASH_MAX_NUM_NODES"}, variant
+        assert all("tree" in flag for flag in unknown), unknown
+
+
+def test_nvls_is_off_unless_chosen_whatever_the_caller_had_set(version: str) -> None:
+    seen = parsed(version)[0]
+    assert seen["nvls inherited"].nccl["NCCL_NVLS_ENABLE"] == "1"  # the trap
+    assert seen["nvls unsaid"].nccl["NCCL_NVLS_ENABLE"] == "0"
+    assert seen["nvls off"].nccl["NCCL_NVLS_ENABLE"] == "0"
+    assert seen["nvls on"].nccl["NCCL_NVLS_ENABLE"] == "1"
+
+
+def test_symmetric_memory_brings_nvls() -> None:
+    """0.5.23 drops symmetric memory where there is no GPU, so only the older release shows it here."""
+    assert parsed("0.5.16")[0]["symmetric memory, nvls off"].nccl["NCCL_NVLS_ENABLE"] == "1"
+
+
+def test_an_all_to_all_backend_sets_ep_size(version: str) -> None:
+    seen = parsed(version)[0]
+    assert "--ep-size" not in seen["deepep"].line
+    assert seen["deepep"].values == seen["deepep ep8"].values and seen["deepep"].values["ep_size"] == 8
+    assert "MoE A2A" in seen["flashinfer a2a"].error and seen["flashinfer a2a"].reached == "resolve"
+    assert seen["deepep normal"].values["graph_decode"] == "disabled" == seen["graphs off"].values["graph_decode"]
+
+
+def test_dflash_resets_topk_and_steps(version: str) -> None:
+    seen = parsed(version)[0]["dflash topk"]
+    assert "--speculative-eagle-topk 4" in seen.line
+    assert (seen.values["speculative_eagle_topk"], seen.values["speculative_num_steps"]) == (1, 1)
+
+
+def test_running_requests_fall_to_48_under_speculation_unless_said(version: str) -> None:
+    seen = parsed(version)[0]
+    assert seen["dflash 48"].values["max_running_requests"] == 48  # the trap
+    assert seen["dflash 200"].values["max_running_requests"] == 200
+    for outcome in parsed(version)[1]["h200"]:
+        if outcome.reached == "done":
+            assert outcome.values["max_running_requests"] == 128
+            assert outcome.values["graph_max_bs_decode"] == 128
+
+
+def test_rules_say_what_sglang_does(version: str) -> None:
+    """Each combination that our rules drop is refused by SGLang, or becomes the server that the rule names."""
+    seen = parsed(version)[0]
+    old = version == "0.5.16"
+    refused = {"dflash flex": "not supported with Flex Attention",
+               "ngram attention dp": "does not support dp attention",
+               "ngram pages": "page_size(16) > 1 is unstable",
+               "eagle pages": "speculative_eagle_topk > 1 with page_size", "eplb": "AssertionError"}
+    for name, words in refused.items():
+        assert seen[name].reached == "resolve" and words in seen[name].error, (name, seen[name])
+    assert seen["ngram pages flashinfer"].reached == "done"
+    assert seen["ngram mixed"].reached == "resolve" or seen["ngram mixed"].values["enable_mixed_chunk"] is False
+    assert ("does not support dp attention" in seen["dflash attention dp"].error) is old
+    assert (seen["dflash attention dp"].reached == "done") is not old
+    assert (seen["dflash mixed"].values.get("enable_mixed_chunk") is True) is not old
+
+
+def test_attention_dp_is_understood_in_both_spellings(version: str) -> None:
+    values = parsed(version)[0]["attention dp"].values
+    assert values["tp_size"] == 8 and values["max_running_requests"] == 256
+    assert (values["dp_size"] if version == "0.5.16" else values["attn_dp_size"]) == 8
+
+
+def test_what_parsing_and_resolving_catch_and_what_they_cannot(version: str) -> None:
+    seen = parsed(version)[0]
+    assert seen["unknown flag"].reached == "parse" and "unrecognized arguments" in seen["unknown flag"].error
+    assert seen["abbreviated"].reached == "parse" and "ambiguous option" in seen["abbreviated"].error
+    assert "must be divisible by page_size" in seen["chunk not whole pages"].error
+    for name in ("tp does not divide heads", "ep does not divide tp", "eagle without a draft", "all memory and more"):
+        assert seen[name].reached == "done", f"{name} is caught now: docs/engines.md can say so"

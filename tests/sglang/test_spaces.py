@@ -1,0 +1,61 @@
+"""The spaces b300, h200 and sglang_cpu: what they offer, and that every choice becomes a command."""
+
+import pytest
+
+from autotune.engine.argv import build, flags
+from tests.sglang.support import VERSIONS, pairwise, ruled, settings
+
+SPACES = ("b300", "h200", "sglang_cpu")
+
+
+@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_choice_becomes_a_command_of_long_flags(name: str, version: str) -> None:
+    loaded = settings(name)
+    space = ruled(loaded, version)
+    seen: set[tuple[str, object]] = set()
+    for server in space.servers():
+        new = set(server.items()) - seen
+        if new:
+            seen |= new
+            command = build(loaded.engine, space, server, port=30000, version=version)
+            assert all(flag.startswith("--") for flag in flags(command.argv[3:])), command.argv
+            assert not any("{" in part for part in (*command.argv, *command.env.values()))
+    assert seen == {(p.name, c) for p in space.server_params for c in p.choices}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_every_baseline_is_allowed_and_every_parameter_has_a_use(name: str) -> None:
+    space = ruled(settings(name), "0.5.23")
+    assert space.forbidden(space.baseline) is None
+    assert set(space.baseline) == {p.name for p in space.params if space.active(p, space.baseline)}
+
+
+def test_b300_is_about_eight_gpus_and_trees() -> None:
+    loaded = settings("b300")
+    space = ruled(loaded, "0.5.23")
+    assert space.needs == {"gpus": 8, "gpu_name": "B300", "gpu_memory_gib": 260}
+    assert loaded.workload.contexts == [60, 1024, 8192, 16384]
+    assert space.param("concurrency").choices == (1, 8, 32, 64, 128, 256)
+    for server in pairwise(space):
+        assert build(loaded.engine, space, server, version="0.5.23").gpus == 8
+
+
+def test_h200_never_turns_multicast_on() -> None:
+    loaded = settings("h200")
+    space = ruled(loaded, "0.5.16")
+    assert not {"nvls", "symm_mem", "torch_symm_mem", "mscclpp", "parallel"} & {p.name for p in space.params}
+    for server in space.servers():
+        command = build(loaded.engine, space, server, port=1, version="0.5.16")
+        assert command.env["NCCL_NVLS_ENABLE"] == "0" and command.gpus == 1
+        assert not any("nvls" in part or "symm" in part for part in command.argv)
+
+
+def test_pairs_of_choices_are_all_covered_by_few_configurations() -> None:
+    space = ruled(settings("h200"), "0.5.16")
+    picked = pairwise(space)
+    assert len(picked) < 30
+    for a in space.server_params:
+        for b in space.server_params:
+            wanted = {(s.get(a.name), s.get(b.name)) for s in space.servers()}
+            assert wanted == {(s.get(a.name), s.get(b.name)) for s in picked}

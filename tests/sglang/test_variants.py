@@ -1,0 +1,87 @@
+"""The public DDTree variants: one file each, with the flags that its source has."""
+
+import pathlib
+
+import pytest
+
+from autotune.config import data_folder
+from autotune.engine.argv import build, flags
+from autotune.records import Value
+from tests.sglang.support import VARIANTS, VERSIONS, ruled, settings, small
+
+DRAFT = ["--speculative-draft-model-path", "D"]
+NO_TOPK = ("~space.params.tree_topk", "~space.belief.tree_topk", "~space.baseline.tree_topk")
+
+
+@pytest.mark.parametrize(("variant", "choices", "arguments", "env"), [
+    ("sglang_ddtree", {"tree_budget": 8, "tree_topk": 4},
+     ["--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "8", "--speculative-ddtree-topk",
+      "4"], {}),
+    ("sglang_ddtree_pr29907", {"tree_budget": 32, "tree_topk": 4, "tree_depth_bonus": 0.1},
+     ["--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "32"],
+     {"SGLANG_DDTREE_MAX_TOPK": "4", "SGLANG_DDTREE_DEPTH_BONUS": "0.1"}),
+    ("sglang_ddtree_pr27509", {"tree_budget": 8},
+     ["--disable-decode-cuda-graph", "--disable-prefill-cuda-graph", "--speculative-algorithm", "DDTREE", *DRAFT,
+      "--speculative-ddtree-budget", "8"], {}),
+    ("sglang_ddtree_rancy", {"tree_budget": 16, "draft_block": 8, "tree_prune": True, "tree_attention": False},
+     ["--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "16",
+      "--speculative-ddtree-block-size", "8", "--is-ddtree-prune"], {}),
+    ("sglang_ddtree_dbguo", {"tree_budget": 22, "draft_block": 16},
+     ["--speculative-algorithm", "DFLASH", *DRAFT, "--speculative-dflash-enable-ddtree",
+      "--speculative-num-draft-tokens", "22", "--speculative-dflash-block-size", "16"], {}),
+    ("sglang_ddtree_pr31069", {"tree_budget": 32, "tree_topk": 8},
+     ["--speculative-algorithm", "DFLASH", *DRAFT, "--speculative-dflash-tree-verify",
+      "--speculative-num-draft-tokens", "32", "--speculative-dflash-tree-topk", "8"], {}),
+    ("sglang_ddtree_pr36196", {"tree_budget": 30, "tree_topk": 4},
+     ["--speculative-algorithm", "DFLASH", *DRAFT, "--speculative-dflash-tree-width", "4"],
+     {"SGLANG_DFLASH_MAX_NUM_NODES": "30"}),
+    ("sglang_dflash", {"draft_tokens": 8},
+     ["--speculative-algorithm", "DFLASH", *DRAFT, "--speculative-num-draft-tokens", "8"], {}),
+    ("sglang_dflash_pr32053", {"verify_budget": 4},
+     ["--speculative-algorithm", "DFLASH", *DRAFT, "--speculative-dflash-verify-budget", "4"], {}),
+    ("sglang", {"speculation": "none"}, [], {}),
+])
+def test_a_variant_has_the_flags_of_its_source(variant: str, choices: dict[str, Value], arguments: list[str],
+                                               env: dict[str, str]) -> None:
+    engine = settings("h200", f"engine={variant}").engine
+    _, command = small(engine, "0.5.16", max_running_requests=64, graph_max_bs=64, **choices)
+    _, plain = small(settings("h200").engine, "0.5.16", max_running_requests=64, graph_max_bs=64)
+    common = len(plain.argv) - 4
+    own = list(command.argv[common:])
+    for pair in (["--max-running-requests", "64"], ["--cuda-graph-max-bs-decode", "64"]):
+        at = own.index(pair[0])
+        assert own[at:at + 2] == pair
+        del own[at:at + 2]
+    assert own == arguments
+    assert {k: v for k, v in command.env.items() if k not in plain.env} == env
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_b300_space_runs_on_every_variant(variant: str, version: str) -> None:
+    probe = settings("h200", f"engine={variant}").engine
+    loaded = settings("b300", f"engine={variant}", *(() if "tree_topk" in probe.params else NO_TOPK))
+    space = ruled(loaded, version)
+    command = build(loaded.engine, space, space.split(space.baseline)[0], port=30000, version=version)
+    assert command.gpus == 8 and flags(command.argv)["--tp-size"] == "8"
+    trees = [server for server in space.servers() if server["speculation"] == "ddtree"]
+    assert trees
+    assert {server["attention_backend"] for server in trees} == {"triton"}
+    assert not any("dp_attention" in str(server["parallel"]) for server in trees)
+
+
+def test_adding_a_fork_is_one_file(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "mine.yaml").write_text((data_folder("search_spaces") / "b300.yaml").read_text()
+                                        .replace("name: b300", "name: mine")
+                                        .replace("engine: sglang_ddtree", "engine: sglang_mine"))
+    (tmp_path / "engine/sglang_mine.yaml").write_text(
+        "defaults: [sglang_ddtree, _self_]\nname: sglang_mine\nvars: {ddtree_topk_flag: --my-topk}\n"
+        "rules: {ddtree_attention_dp: null}\n")
+    from autotune.config import load
+
+    loaded = load(["+space=mine"], [str(tmp_path)])
+    space = ruled(loaded, "0.5.23")
+    command = build(loaded.engine, space, space.split(space.baseline)[0], port=1, version="0.5.23")
+    assert flags(command.argv)["--my-topk"] == "4"
+    assert any(s["speculation"] == "ddtree" and s["parallel"] == "tp8_dp_attention" for s in space.servers())
