@@ -179,7 +179,7 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
 
 def _bases(node: Any) -> list[str]:
     """Spaces that a space file inherits from through Hydra's defaults list."""
-    entries = node.get("defaults") if hasattr(node, "get") else None
+    entries: Any = node.get("defaults") if hasattr(node, "get") else None
     return [str(entry) for entry in entries or [] if isinstance(entry, str) and entry != "_self_"]
 
 
@@ -188,7 +188,7 @@ def _engine_of(node: Any, file: pathlib.Path, files: Mapping[str, pathlib.Path])
     from omegaconf import OmegaConf
 
     for where in [file, *(files[b] for b in _bases(node) if b in files)]:
-        loaded = OmegaConf.load(where)
+        loaded: Any = OmegaConf.load(where)
         name = loaded.get("engine") if OmegaConf.is_dict(loaded) else None
         if isinstance(name, str):
             return name

@@ -66,8 +66,8 @@ class Tuner:
         self.watcher.launching(number, step)
         load = self.strategy.next_load(step.server)
         if load is None:
-            return
-        trial = self.study.ask({**step.server, **load}, number, reason=step.reason)
+            raise RuntimeError(f"the strategy proposed a launch with nothing to measure on it: {step.server}")
+        trial: Any = self.study.ask({**step.server, **load}, number, reason=step.reason)
         began, spent_s = time.monotonic(), 0.0
         try:
             with self.bench.launch(step.server, folder, self.watcher.stage) as server:

@@ -11,7 +11,7 @@ import pathlib
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune import journal, preflight
 from autotune.config import Settings
@@ -20,6 +20,9 @@ from autotune.engine.probe import cpu_name, engine_version, visible_gpus
 from autotune.measure.objective import Objective
 from autotune.measure.power.meter import PowerSettings
 from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError, digest
+
+if TYPE_CHECKING:
+    from autotune.search.protocol import Strategy
 
 LOG = logging.getLogger("autotune")
 
@@ -73,7 +76,7 @@ def tune(settings: Settings) -> int:
                      f"{settings.objective.name.replace('_', ' ')}, energy from {energy_text(power, refused)}")
         for trial in study.clear_dead():
             watcher.note(f"trial {trial} was left running by a tuner that died: told FAIL, will be asked again")
-        tuner = Tuner(study, make_strategy(settings, study), bench, settings.folder,
+        tuner = Tuner(study, make_strategy(settings), bench, settings.folder,
                       judge_for(settings.objective, settings.limits), watcher, Notes(settings))
         stop = tuner.run()
         watcher.note(f"stopped: {stop.reason}")
@@ -84,6 +87,17 @@ def tune(settings: Settings) -> int:
         print(f"autotune: {nothing}", file=sys.stderr)
         return nothing.exit_code
     return 0
+
+
+def make_strategy(settings: Settings) -> Strategy:
+    """The strategy that the settings name."""
+    from autotune.search.strategy import LaunchAware, Limits
+
+    study = settings.study
+    limits = Limits(launches=study.launches, hours=study.hours, gain=study.min_gain)
+    if study.strategy == "autotune":
+        return LaunchAware(settings.space, limits, study.seed)
+    raise UsageError(f"study.strategy={study.strategy} comes later")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +115,7 @@ class Notes:
     def annotate(self, study: Any, record: Any) -> None:
         from autotune.review.notes import annotate
 
-        annotate(study, record, self.settings.objective.unit, self.settings.limits)
+        annotate(study, record)
 
 
 def ready_or_refuse(settings: Settings) -> preflight.Preflight:
