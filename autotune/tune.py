@@ -110,7 +110,8 @@ class Tuner:
             return None
         for record in self.study.records():
             its_server, its_load = self.study.space.split(record.config)
-            if (record.state == "COMPLETE" and record.attrs.get("resolved_key") == live.resolved_key
+            if (record.state == "COMPLETE" and not record.attrs.get("invalid_reasons")
+                    and record.attrs.get("resolved_key") == live.resolved_key
                     and config_key(its_load) == config_key(load) and config_key(its_server) != config_key(server)):
                 return record
         return None
