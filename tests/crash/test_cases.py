@@ -51,7 +51,7 @@ def test_every_category_with_patterns_has_a_case() -> None:
 
 
 def test_every_family_of_the_shared_collection_is_in_the_table() -> None:
-    assert FAMILIES <= {rule.category for rule in rules.load().rules}
+    assert {rule.category for rule in rules.load().rules} >= FAMILIES
 
 
 def test_the_47_cases_are_42_faults() -> None:
@@ -132,7 +132,7 @@ WARNING 04-22 10:02:30 [cuda.py:1] FlashAttention is not supported for head_dim 
 def test_a_warning_explains_a_failure_only_when_nothing_else_does() -> None:
     warning = "WARNING 04-22 10:02:30 [cuda.py:1] FlashAttention is not supported for head_dim 192\n"
     assert classify(warning, exit_status=1).category == "unsupported_attention_backend"
-    assert classify(warning + "x.py: error: unrecognized arguments: --foo", exit_status=1).category == "unrecognized_flag"
+    assert classify(warning + "x.py: error: unrecognized arguments: -x", exit_status=1).category == "unrecognized_flag"
 
 
 def test_secrets_do_not_get_into_the_excerpt() -> None:

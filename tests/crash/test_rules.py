@@ -12,8 +12,10 @@ EMPTY: dict[str, object] = {"advice": [], "aside": ["nothing like this"], "marke
 
 
 def test_a_malformed_entry_is_named() -> None:
-    for change, told in [({"any": ["("]}, "entry 2"), ({"blame": "nobody"}, "nobody"), ({"colour": 1}, "colour"),
-                         ({"tier": "first"}, "entry 2"), ({"explanation": ""}, "explanation")]:
+    changes: list[tuple[dict[str, object], str]] = [
+        ({"any": ["("]}, "entry 2"), ({"blame": "nobody"}, "nobody"), ({"colour": 1}, "colour"),
+        ({"tier": "first"}, "entry 2"), ({"explanation": ""}, "explanation")]
+    for change, told in changes:
         broken = {**ENTRY, "category": "b", **change}
         with pytest.raises(ValueError, match=told):
             rules.parse({**EMPTY, "rules": [ENTRY, broken]})
