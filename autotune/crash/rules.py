@@ -112,7 +112,8 @@ class Table:
                     continue
                 if (rule.near or rule.unless) and not _fits(rule, log, text, line, blocks):
                     continue
-                aside = log.lines[line].level in ("info", "warning") or self.aside.search(log.lines[line].text)
+                quiet = log.lines[line].level in ("info", "warning") and rule.tier < SYMPTOM
+                aside = quiet or self.aside.search(log.lines[line].text)
                 yield Found(rule, ASIDE if aside else rule.tier, line, match[0])
 
 

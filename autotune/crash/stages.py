@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from autotune.crash.logtext import Log
 from autotune.crash.tracebacks import Block
@@ -25,24 +25,20 @@ class Stages:
             self.reached = Stage.SERVING  # vLLM warms up before this line, SGLang after it
         self.at = functools.cache(self._at)
 
-    def block_of(self, line: int) -> Block | None:
-        """The traceback that a line is part of or belongs to; None when none is near."""
-        inside = [b for b in self.blocks if b.first <= line <= b.last]
-        if inside:
-            return min(inside, key=lambda b: b.last - b.first)
-        after = next((b for b in self.blocks if line < b.first <= line + AFTER), None)
-        return after or next((b for b in reversed(self.blocks) if line - BEFORE <= b.last < line), None)
+    def _near(self, line: int) -> Iterator[Block]:
+        """The tracebacks that a line is part of or belongs to: around it, after it (also chained ones), before it."""
+        yield from sorted((b for b in self.blocks if b.first <= line <= b.last), key=lambda b: b.last - b.first)
+        yield from (b for b in self.blocks if line < b.first <= line + AFTER)
+        yield from (b for b in reversed(self.blocks) if line - BEFORE <= b.last < line)
 
     def _at(self, line: int) -> Stage | None:
         if self.given is not None:
             return self.given
-        doing = self._doing(self.block_of(line))
+        doing = next((stage for stage in map(self._doing, self._near(line)) if stage is not None), None)
         if doing is Stage.SERVING and self.reached is Stage.WARMUP:
             return Stage.WARMUP  # the first request, by the server itself
         return doing or self.reached
 
-    def _doing(self, block: Block | None) -> Stage | None:
-        if block is None:
-            return None
+    def _doing(self, block: Block) -> Stage | None:
         text = "\n".join(f"{file} {function}" for file, function in block.frames).lower()
         return next((stage for stage, pattern in self.frames if pattern.search(text)), None)

@@ -12,7 +12,8 @@ DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
 THREADS = re.compile(r"\[(\d+),0,0\]")
 HOST = re.compile(r"\bhost:\d+:\d+:\d+\b")
-PREFIX = re.compile(r"(?:/[\w.-]+)*/(?=site-packages/)|/sgl-workspace/(?=nvshmem|sglang)|/pytorch/(?=aten)|/mnt/(?=models)")
+PREFIX = re.compile(
+    r"(?:/[\w.-]+)*/(?=site-packages/)|/sgl-workspace/(?=nvshmem|sglang)|/pytorch/(?=aten)|/mnt/(?=models)")
 SIZE = re.compile(r"\b\d+\.\d+(?= (?:GB|MB|GiB|MiB)\b)")
 COUNT = re.compile(r"(?<=[=: (])\d{4,12}\b(?!\.)")
 NAMED = re.compile(r"^\[[^\]]*(?:TP|DP)\d+[^\]]*\]|^\[rank\d+\]")
@@ -29,8 +30,7 @@ def mutate(log: str, rng: random.Random) -> str:
     text = DATE.sub(lambda _: f"20{rng.randrange(20, 40)}-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}", text)
     text = ADDRESS.sub(lambda _: hex(rng.randrange(1 << 16, 1 << 48)), text)
     text = THREADS.sub(lambda _: f"[{rng.randrange(1024)},0,0]", text)
-    text = HOST.sub(lambda _: f"node{rng.randrange(99)}:{rng.randrange(9999)}:{rng.randrange(9999)}:{rng.randrange(9999)}",
-                    text)
+    text = HOST.sub(lambda _: ":".join(["node7", *(str(rng.randrange(9999)) for _ in range(3))]), text)
     text = PREFIX.sub(lambda _: rng.choice([
         "/usr/local/lib/python3.12/", "/home/user/miniconda3/envs/llm-2/lib/python3.10/", "/opt/venv/lib/python3.11/",
         "/data/vllm/env/lib/", "/sgl-workspace/"]), text)

@@ -1,0 +1,118 @@
+"""Signatures: equal for the same fault on another run, host, rank; different for other faults."""
+
+from __future__ import annotations
+
+import random
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.crash.classify import classify
+from autotune.crash.signature import around, signature, skeleton
+from autotune.records import Stage
+from tests.crash.mutate import mutate
+from tests.crash.test_cases import CASES, JUDGED
+
+TELLING = {"of", "error", "code", "errno", "status", "signal", "xid", "failure", "http", "returned"}
+words = st.text(string.ascii_lowercase, min_size=2, max_size=9).filter(lambda word: word not in TELLING)
+numbers = st.integers(0, 10**12)
+
+
+def stable(case: dict[str, str], times: int) -> None:
+    rng, crash = random.Random(case["id"]), classify(case["log"])
+    for _ in range(times):
+        log = mutate(case["log"], rng)
+        again = classify(log)
+        assert (again.signature, again.category, again.stage) == (crash.signature, crash.category, crash.stage), log
+
+
+@pytest.mark.parametrize("case", JUDGED, ids=lambda case: case["id"])
+def test_mutations_of_a_log_keep_its_signature(case: dict[str, str]) -> None:
+    stable(case, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_200_mutations_of_a_log_keep_its_signature(case: dict[str, str]) -> None:
+    stable(case, 200)
+
+
+def test_mutations_really_change_the_logs() -> None:
+    changed = [case for case in JUDGED if len({mutate(case["log"], random.Random(seed)) for seed in range(9)}) > 3]
+    assert len(changed) > 25
+
+
+def test_a_signature_is_versioned_short_and_printable() -> None:
+    for case in CASES:
+        name = classify(case["log"]).signature
+        assert name.startswith("v1-") and len(name) == 13 and name.isprintable() and " " not in name
+
+
+def test_numbers_paths_addresses_ranks_and_times_do_not_count() -> None:
+    a = "failed at /opt/a/b/gpu_worker.py:180 on TP3 (rank 5): 3.22/4.0 GiB at 0x7f00, pid 4242, port 30000, 12 s"
+    b = "failed at /x/y/gpu_worker.py:7 on TP0 (rank 11): 70.1/79.25 GiB at 0xdeadbeef, pid 1, port 8123, 900 s"
+    assert skeleton(a) == skeleton(b)
+
+
+def test_error_numbers_count() -> None:
+    assert skeleton("CUDA error 401 'not permitted'") != skeleton("CUDA error 802 'not ready'")
+    assert skeleton("[Errno 98] Address already in use") != skeleton("[Errno 99] Address already in use")
+    assert skeleton("exit code: -9") != skeleton("exit code: -11")
+    assert skeleton("Error 803: bad driver") != skeleton("Error 804: bad driver")
+
+
+def test_type_message_frames_and_stage_count() -> None:
+    frames = [("/x/sglang/srt/a.py", "load"), ("/x/sglang/srt/b.py", "copy"), ("/x/torch/c.py", "add")]
+    base = signature(Stage.LOAD, "ValueError", "foo is not bar", frames)
+    assert base == signature(Stage.LOAD, "x.y.ValueError", "foo is not bar",
+                             [("/other/sglang/srt/a.py", "load"), ("/z/sglang/srt/b.py", "copy")])
+    for other in (signature(Stage.WARMUP, "ValueError", "foo is not bar", frames),
+                  signature(Stage.LOAD, "KeyError", "foo is not bar", frames),
+                  signature(Stage.LOAD, "ValueError", "foo is not baz", frames),
+                  signature(Stage.LOAD, "ValueError", "foo is not bar", frames[:1])):
+        assert other != base
+
+
+def test_a_folder_named_after_an_engine_does_not_make_engine_frames() -> None:
+    plain = [("/opt/env/lib/python3.12/site-packages/torch/x.py", "f")]
+    named = [("/home/vllm/env/lib/python3.12/site-packages/torch/x.py", "f")]
+    assert signature(Stage.LOAD, "ValueError", "m", plain) == signature(Stage.LOAD, "ValueError", "m", named)
+
+
+def test_the_sentence_that_tells_the_cause_is_taken() -> None:
+    message = "unexpected error from cudagetdevicecount(). error 803: unsupported driver\nsee the manual"
+    assert around(message, "error 803").strip() == "error 803: unsupported driver"
+    assert around("one line\nanother", "nothing of this") == "one line"
+
+
+@given(st.lists(words, min_size=3, max_size=8), st.lists(numbers, min_size=2, max_size=2, unique=True))
+def test_a_number_between_words_never_changes_a_skeleton(text: list[str], pair: list[int]) -> None:
+    first, second = (" ".join([*text[:2], "took", str(n), *text[2:]]) for n in pair)
+    assert skeleton(first) == skeleton(second)
+
+
+@given(st.lists(words, min_size=1, max_size=5), st.lists(words, min_size=1, max_size=4), st.lists(words, min_size=1))
+def test_the_folders_of_a_source_file_never_change_a_skeleton(a: list[str], b: list[str], said: list[str]) -> None:
+    first, second = (f"{' '.join(said)} in /{'/'.join(folders)}/runner.py failed" for folders in (a, b))
+    assert skeleton(first) == skeleton(second)
+
+
+@given(st.lists(words, min_size=2, max_size=10), st.lists(words, min_size=2, max_size=10))
+def test_other_words_give_other_signatures(a: list[str], b: list[str]) -> None:
+    first, second = " ".join(a), " ".join(b)
+    same = first.replace(" ", "") == second.replace(" ", "")
+    assert (signature(Stage.LOAD, "ValueError", first) == signature(Stage.LOAD, "ValueError", second)) == same
+
+
+@given(st.text(max_size=400))
+def test_any_text_has_a_short_skeleton_that_is_its_own_skeleton(text: str) -> None:
+    once = skeleton(text)
+    assert len(once) <= 160 and "\n" not in once
+    assert signature(None, "", text).isprintable()
+
+
+@given(st.binary(max_size=600))
+def test_any_bytes_are_classified(data: bytes) -> None:
+    assert classify(data).signature.startswith("v1-")
