@@ -15,6 +15,8 @@ from typing import Any
 
 from autotune.engine.server import ServerSettings
 from autotune.engine.spec import EngineSpec
+from autotune.measure.agreement import AgreementSettings
+from autotune.measure.confirm import ConfirmSettings
 from autotune.measure.limits import Limits
 from autotune.measure.objective import Objective
 from autotune.measure.power.meter import PowerSettings
@@ -29,6 +31,22 @@ MISREAD = {"on", "off", "yes", "no", "y", "n"}
 
 
 @dataclasses.dataclass(frozen=True)
+class ConfirmationSettings:
+    """conf/study: how finalists are measured again before the verdict; 0 finalists: not at all."""
+
+    finalists: int
+    alpha: float
+    min_rounds: int
+    max_rounds: int
+    worth: float
+
+    def __post_init__(self) -> None:
+        if self.finalists < 0:
+            raise UsageError("study.confirm.finalists must not be negative")
+        ConfirmSettings(self.alpha, self.min_rounds, self.max_rounds, self.worth)
+
+
+@dataclasses.dataclass(frozen=True)
 class StudySettings:
     """conf/study: how to search and when to stop."""
 
@@ -40,7 +58,7 @@ class StudySettings:
     trials: int | None
     hours: float | None
     min_gain: float
-    confirm: bool
+    confirm: ConfirmationSettings
     warm_start: list[str]
 
     def __post_init__(self) -> None:
@@ -78,6 +96,7 @@ class Settings:
     space: Space
     engine: EngineSpec
     power: PowerSettings
+    agreement: AgreementSettings
     workload: WorkloadSettings
     server: ServerSettings
     study: StudySettings
@@ -105,8 +124,9 @@ class Settings:
         return self.outputs / self.study_name
 
 
-SECTIONS: dict[str, type[Any]] = {"power": PowerSettings, "workload": WorkloadSettings, "server": ServerSettings,
-                                  "study": StudySettings, "matrix": MatrixSettings, "report": ReportSettings}
+SECTIONS: dict[str, type[Any]] = {
+    "power": PowerSettings, "agreement": AgreementSettings, "workload": WorkloadSettings, "server": ServerSettings,
+    "study": StudySettings, "matrix": MatrixSettings, "report": ReportSettings}
 SCALARS = {"objective": str, "device": str, "outputs": str, "config": str, "format": str}
 
 
@@ -243,8 +263,11 @@ def section(kind: type[Any], raw: Any, name: str) -> Any:
     if not isinstance(raw, dict):
         raise UsageError(f"{name} must be a mapping, not {raw!r}")
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(kind), raw)
-        made = OmegaConf.to_object(merged)
+        schema = OmegaConf.structured(kind)
+        for key in schema:  # frozen dataclasses inside frozen ones come out read-only, also for merging
+            if OmegaConf.is_config(node := schema._get_node(key)):
+                OmegaConf.set_readonly(node, False)
+        made = OmegaConf.to_object(OmegaConf.merge(schema, raw))
     except OmegaConfBaseException as error:
         raise UsageError(f"{name}: {_one_line(error)}") from error
     return made
@@ -255,7 +278,12 @@ def _overlay(base: dict[str, Any], overlay: Any, name: str, keys: set[str]) -> d
     if not isinstance(overlay, dict):
         raise UsageError(f"the space's {name} must be a mapping, not {overlay!r}")
     given = {k for k in overlay if any(key == f"{name}.{k}" or key.startswith(f"{name}.{k}.") for key in keys)}
-    return {**base, **{k: v for k, v in overlay.items() if k not in given}}
+    merged = {**base, **{k: v for k, v in overlay.items() if k not in given}}
+    for key, value in overlay.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            deeper = {k.split(".", 1)[1] for k in keys if k.startswith(f"{name}.")}
+            merged[key] = _overlay(base[key], value, key, deeper)
+    return merged
 
 
 def _no_misread_words(file: pathlib.Path) -> None:

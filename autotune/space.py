@@ -19,8 +19,8 @@ from typing import Any
 from autotune.records import Config, UsageError, Value, config_key, digest
 
 KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "baseline", "describe",
-        "workload", "limits", "study", "power", "server"}
-OVERLAYS = ("workload", "limits", "study", "power", "server")
+        "workload", "limits", "study", "power", "server", "agreement"}
+OVERLAYS = ("workload", "limits", "study", "power", "server", "agreement")
 """Sections of a space that overlay the settings of the same name in conf/."""
 ENUMERABLE = 200_000
 

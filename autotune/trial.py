@@ -24,9 +24,11 @@ from autotune.crash.classify import classify
 from autotune.engine.argv import build
 from autotune.engine.probe import Gpus, gpu_memory_used_mib
 from autotune.engine.server import Failure, Server, free_port
+from autotune.gate import Gate, sentence
 from autotune.measure.limits import Limits
 from autotune.measure.power.meter import Powered, PowerSettings, open_meter
-from autotune.records import AutotuneError, Config, Crash, Measurement, Stage, Value, digest
+from autotune.measure.spec import Target
+from autotune.records import AutotuneError, Config, Crash, Measurement, Stage, Value, config_key, digest
 from autotune.workload import target_of
 
 PORT_TRIES = 3
@@ -46,6 +48,7 @@ class LiveServer:
         self.argv = server.redactor.argv(server.command.argv)
         self.env = dict(server.command.env)
         self.resolved = self._resolved() if crash is None else {}
+        self.agreement: float | None = None
 
     @property
     def alive(self) -> bool:
@@ -55,6 +58,27 @@ class LiveServer:
     def resolved_key(self) -> str | None:
         """Identity of what the server says it resolved; None when it does not say."""
         return digest(json.dumps(self.resolved, sort_keys=True, default=str)) if self.resolved else None
+
+    def agrees(self) -> Crash | None:
+        """Compare greedy outputs with the baseline's; a Crash of category wrong_output when they part too often."""
+        settings = self.bench.settings
+        gate = self.bench.gate
+        is_baseline = config_key(self.config) == config_key(settings.space.split(settings.space.baseline)[0])
+        self.progress("agreement", self.server.after_s)
+        verdict, problem = gate.check(self._target(), is_baseline)
+        if verdict is not None:
+            self.agreement = verdict.agreement
+            problem = sentence(verdict) if verdict.wrong else ""
+        if not problem:
+            return None
+        failure = self.server.failure("bad_answer", problem)
+        if verdict is None:
+            return self.bench.crash(self.server, dataclasses.replace(failure, stage=Stage.SERVING))
+        return classify(problem, stage=Stage.SERVING, exit_status=None, after_s=failure.after_s, detail=problem)
+
+    def _target(self) -> Target:
+        settings = self.bench.settings
+        return target_of(settings.engine, self.server.url, self.server.model_name() or "default")
 
     def measure(self, load: Config, label: int | str) -> Measurement | Crash:
         """Measure one load part; a server that fails under it is a Crash at stage serving.
@@ -72,7 +96,7 @@ class LiveServer:
         from autotune.measure.window import measure
 
         settings = self.bench.settings
-        target = target_of(settings.engine, self.server.url, self.server.model_name() or "default")
+        target = self._target()
         powered = Powered(self.server.pid, self.bench.uuids(self.server.command.gpus))
         meter, _ = open_meter(self.bench.power, powered, self.folder / f"power-{label}.csv")
         with meter:
@@ -81,7 +105,7 @@ class LiveServer:
                             progress=lambda text: self.progress(text, self.server.after_s),
                             record=self.folder / f"requests-{label}.jsonl")
         if isinstance(found, Measurement):
-            return found
+            return dataclasses.replace(found, output_agreement=self.agreement)
         if found.host_fault:
             raise AutotuneError(f"{found.detail}: the study stops here and can be resumed once this is mended")
         failure = self.server.failure(found.kind, " ".join([found.detail, found.excerpt[-1000:]]).strip())
@@ -103,6 +127,12 @@ class Bench:
     gpus: Gpus
     power: PowerSettings  # its source is a meter that works here, not auto
 
+    @property
+    def gate(self) -> Gate:
+        """The agreement gate of this study."""
+        return Gate(self.settings.folder / "agreement.json", self.settings.agreement,
+                    self.settings.workload.prompt_source())
+
     @contextlib.contextmanager
     def launch(self, config: Mapping[str, Value], folder: pathlib.Path, progress: Progress) -> Iterator[LiveServer]:
         """Start the server for a server part. On leaving, every process of it is gone and its GPU memory free."""
@@ -116,6 +146,8 @@ class Bench:
                     LOG.info("port %s was taken; trying another", server.port)
                     continue
                 live = LiveServer(self, server, config, folder, crash, progress)
+                if crash is None:
+                    live.crash = live.agrees()
                 LOG.info("launch %s: %s after %.1f s", folder.name, crash.category if crash else "ready",
                          server.after_s)
                 yield live

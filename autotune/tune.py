@@ -6,11 +6,12 @@ what is stored in study.py; this module only connects them, so that killing it a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from autotune.history import TrialRecord, Verdict, crash_of
@@ -38,6 +39,18 @@ class Noter(Protocol):
 
 
 @dataclasses.dataclass
+class _Asked:
+    """The trial of a launch that is asked and not yet told, and since when its time counts."""
+
+    inner: Any
+    began: float = dataclasses.field(default_factory=time.monotonic)
+    first: bool = True
+
+    def done(self) -> None:
+        self.inner, self.first, self.began = None, False, time.monotonic()
+
+
+@dataclasses.dataclass
 class Tuner:
     study: Study
     strategy: Strategy
@@ -61,35 +74,51 @@ class Tuner:
 
     def launch(self, step: Launch) -> None:
         """One launch with every load part that the strategy wants measured on it."""
-        number = self._next_launch()
-        folder = self.folder / "launches" / f"{number:04d}"
-        self.watcher.launching(number, step)
         load = self.strategy.next_load(step.server)
         if load is None:
             raise RuntimeError(f"the strategy proposed a launch with nothing to measure on it: {step.server}")
-        trial: Any = self.study.ask({**step.server, **load}, number, reason=step.reason)
-        began, spent_s = time.monotonic(), 0.0
+        with self._live(step.server, load, step, {"reason": step.reason}) as (server, trial, number):
+            while True:
+                self._measure(trial, server, load, step.server)
+                load = self.strategy.next_load(step.server) if server.alive else None
+                if load is None:
+                    return
+                trial.inner = self.study.ask({**step.server, **load}, number, reason=step.reason)
+
+    def block(self, config: Config, **attrs: Any) -> TrialRecord:
+        """One confirmation block: a launch of its own, measured under its load part. Strategies are not told."""
+        server_part, load = self.study.space.split(config)
+        step = Launch(server_part, "confirmation", 0.0, 1.0, "confirm")
+        with self._live(server_part, load, step, {"reason": "confirmation", **attrs}) as (server, trial, _):
+            return self._measure(trial, server, load, server_part, search=False)
+
+    @contextlib.contextmanager
+    def _live(self, server: Config, load: Config, step: Launch,
+              attrs: dict[str, Any]) -> Iterator[tuple[LiveServer, _Asked, int]]:
+        """A launch whose first trial is asked before it starts; an open trial is told FAIL when we fail."""
+        number = self._next_launch()
+        self.watcher.launching(number, step)
+        asked = _Asked(self.study.ask({**server, **load}, number, **attrs))
         try:
-            with self.bench.launch(step.server, folder, self.watcher.stage) as server:
-                while load is not None:
-                    twin = self._twin(step.server, load, server)
-                    outcome = server.crash or twin or server.measure(load, trial.number)
-                    cost_s = time.monotonic() - began - spent_s
-                    self._record(trial, outcome, server, cost_s, server.launch_s if spent_s == 0 else 0.0)
-                    spent_s += cost_s
-                    trial = None
-                    if server.crash is not None or not server.alive:
-                        break
-                    load = self.strategy.next_load(step.server)
-                    if load is not None:
-                        trial = self.study.ask({**step.server, **load}, number, reason=step.reason)
+            with self.bench.launch(server, self.folder / "launches" / f"{number:04d}", self.watcher.stage) as live:
+                yield live, asked, number
         except BaseException as error:
-            if trial is not None:
-                self.study.fail(trial, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+            if asked.inner is not None:
+                self.study.fail(asked.inner, f"{type(error).__name__}: {error}".rstrip(": "))
             raise
 
+    def _measure(self, asked: _Asked, live: LiveServer, load: Config, server: Config,
+                 search: bool = True) -> TrialRecord:
+        trial = asked.inner
+        twin = self._twin(server, load, live) if search else None
+        outcome = live.crash or twin or live.measure(load, trial.number)
+        launch_s = live.launch_s if asked.first else 0.0
+        record = self._record(trial, outcome, live, time.monotonic() - asked.began, launch_s, search)
+        asked.done()
+        return record
+
     def _record(self, trial: Any, outcome: Measurement | Crash | TrialRecord, live: LiveServer, cost_s: float,
-                launch_s: float) -> None:
+                launch_s: float, search: bool) -> TrialRecord:
         facts = {"server_argv": live.argv, "server_env": live.env, "resolved": live.resolved,
                  "resolved_key": live.resolved_key}
         self.notes.attach(trial, live.folder)
@@ -99,10 +128,12 @@ class Tuner:
             verdict = self.judge(outcome) if isinstance(outcome, Measurement) else None
             self.study.tell(trial, outcome, verdict, cost_s=cost_s, launch_s=launch_s, **facts)
         record = self.study.record(trial.number)
-        self.strategy.tell(observation_of(self.study, record))
-        self._write_pivots()
+        if search:
+            self.strategy.tell(observation_of(self.study, record))
+            self._write_pivots()
         self.notes.annotate(self.study, record)
         self.watcher.outcome(record)
+        return record
 
     def _twin(self, server: Config, load: Config, live: LiveServer) -> TrialRecord | None:
         """The trial of another configuration that resolved to this very server, measured under this load."""
@@ -147,7 +178,8 @@ def read_pivots(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 def observations(study: Study) -> list[Observation]:
     """What past trials tell a strategy, in order. Trials that failed through us tell nothing."""
-    return [observation_of(study, record) for record in study.records() if record.state in ("COMPLETE", "PRUNED")]
+    return [observation_of(study, record) for record in study.records()
+            if record.state in ("COMPLETE", "PRUNED") and not record.attrs.get("confirm")]
 
 
 def observation_of(study: Study, record: TrialRecord) -> Observation:

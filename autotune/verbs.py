@@ -55,6 +55,7 @@ def check(settings: Settings) -> int:
 
 def tune(settings: Settings) -> int:
     """Run or resume the study, then report and export."""
+    from autotune.confirm import confirm
     from autotune.judge import judge_for
     from autotune.review.export import export
     from autotune.review.report import report as tell
@@ -80,6 +81,10 @@ def tune(settings: Settings) -> int:
                       judge_for(settings.objective, settings.limits), watcher, Notes(settings))
         stop = tuner.run()
         watcher.note(f"stopped: {stop.reason}")
+        if settings.study.confirm.finalists:
+            decision = confirm(tuner, settings.study.confirm)
+            if decision is not None:
+                watcher.note(f"confirmation: {decision.state.replace('_', ' ')}: {decision.reason}")
     tell(settings, study)
     try:
         print(f"launch script: {export(settings, study)}")
