@@ -16,7 +16,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.engine.leftovers import start_time
+from autotune.engine.leftovers import boot_id, start_time
 from autotune.history import TrialRecord, Verdict, crash_attrs, measurement_attrs, severity
 from autotune.records import AutotuneError, Config, Crash, Measurement, UsageError, Value
 from autotune.space import Param, Space
@@ -165,8 +165,7 @@ def sqlite_url(folder: pathlib.Path) -> str:
 
 def owner_id() -> str:
     """host|boot|pid|start time: recognises this process, also after its pid is used again."""
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{socket.gethostname()}|{boot}|{os.getpid()}|{start_time(os.getpid())}"
+    return f"{socket.gethostname()}|{boot_id()}|{os.getpid()}|{start_time(os.getpid())}"
 
 
 def owner_alive(owner: str) -> bool:

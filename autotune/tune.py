@@ -59,12 +59,13 @@ class Tuner:
     judge: Callable[[Measurement], Verdict]
     watcher: Watcher
     notes: Noter
+    heard: set[int] = dataclasses.field(default_factory=set)
+    elsewhere: set[str] = dataclasses.field(default_factory=set)
 
     def run(self) -> Stop:
         """Launch and measure until the strategy stops. KeyboardInterrupt leaves a resumable study."""
-        for observation in observations(self.study):
-            self.strategy.tell(observation)
         while True:
+            self._hear()
             step = self.strategy.propose()
             self._write_pivots()
             if isinstance(step, Stop):
@@ -129,7 +130,7 @@ class Tuner:
             self.study.tell(trial, outcome, verdict, cost_s=cost_s, launch_s=launch_s, **facts)
         record = self.study.record(trial.number)
         if search:
-            self.strategy.tell(observation_of(self.study, record))
+            self._hear()
             self._write_pivots()
         self.notes.annotate(self.study, record)
         self.watcher.outcome(record)
@@ -147,9 +148,32 @@ class Tuner:
                 return record
         return None
 
+    def _hear(self) -> None:
+        """Tell the strategy what it has not heard yet: past trials, and those of other workers on this study."""
+        running = set()
+        for record in self.study.records():
+            server = self.study.space.split(record.config)[0]
+            if record.state in ("COMPLETE", "PRUNED") and record.number not in self.heard:
+                self.heard.add(record.number)
+                if not record.attrs.get("confirm"):
+                    self.strategy.tell(observation_of(self.study, record))
+            elif record.state == "RUNNING" and record.attrs.get("owner") != self.study.owner and record.config:
+                running.add(config_key(server))
+                if config_key(server) not in self.elsewhere:
+                    self.strategy.pending(server)
+        for key in self.elsewhere - running:
+            self.strategy.done(json.loads(key))
+        self.elsewhere = running
+
     def _next_launch(self) -> int:
-        used = [int(p.name) for p in (self.folder / "launches").glob("[0-9]*") if p.name.isdigit()]
-        return max(used, default=0) + 1
+        """A launch number of our own: making its folder reserves it, also against other workers."""
+        launches = self.folder / "launches"
+        number = max((int(p.name) for p in launches.glob("[0-9]*") if p.name.isdigit()), default=0)
+        while True:
+            number += 1
+            with contextlib.suppress(FileExistsError):
+                (launches / f"{number:04d}").mkdir(parents=True)
+                return number
 
     def _write_pivots(self) -> None:
         known = {pivot["key"] for pivot in read_pivots(self.folder)}
@@ -174,12 +198,6 @@ def read_pivots(folder: pathlib.Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
     return pivots
-
-
-def observations(study: Study) -> list[Observation]:
-    """What past trials tell a strategy, in order. Trials that failed through us tell nothing."""
-    return [observation_of(study, record) for record in study.records()
-            if record.state in ("COMPLETE", "PRUNED") and not record.attrs.get("confirm")]
 
 
 def observation_of(study: Study, record: TrialRecord) -> Observation:

@@ -162,6 +162,7 @@ def started(pid: int) -> str:
 
 def keep(order: dict[str, object], control: int) -> int:
     """Run one server to its end; see the module's docstring."""
+    tuner, tuner_started = os.getppid(), started(os.getppid())
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     folder = pathlib.Path(str(order["folder"]))
     log = BoundedLog(folder / "server.log", int(str(order["log_limit_bytes"])),
@@ -185,6 +186,7 @@ def keep(order: dict[str, object], control: int) -> int:
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     write_json(folder / "owner.json", {
         "boot": boot, "keeper": os.getpid(), "keeper_started": started(os.getpid()),
+        "tuner": tuner, "tuner_started": tuner_started,
         "server": server.pid, "server_started": started(server.pid), "session": server.pid,
         "marker": order["env"]["AUTOTUNE_LAUNCH"], "port": order.get("port"),  # type: ignore[index]
     })

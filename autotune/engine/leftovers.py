@@ -25,20 +25,33 @@ class Ended:
 
 
 def end_leftovers(study_folder: pathlib.Path) -> list[Ended]:
-    """End whatever earlier tuners of this study left running. Returns what was found alive."""
+    """End whatever dead tuners of this study left running. Returns what was found alive."""
     found = []
     for folder in sorted((study_folder / "launches").glob("*")):
-        if (folder / "owner.json").exists() and not (folder / "exit.json").exists() and (count := end_launch(folder)):
+        if not (folder / "exit.json").exists() and not tuner_lives(folder) and (count := end_launch(folder)):
             found.append(Ended(folder.name, count))
     return found
+
+
+def tuner_lives(folder: pathlib.Path) -> bool:
+    """Whether the tuner that started this launch still runs (on this boot): its servers are its own business."""
+    try:
+        owner = json.loads((folder / "owner.json").read_text())
+        return start_time(int(owner["tuner"])) == str(owner["tuner_started"]) and bool(owner["boot"] == boot_id())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def boot_id() -> str:
+    """Identity of this boot: pids of another one mean nothing here."""
+    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def end_launch(folder: pathlib.Path) -> int:
     """End every process of one launch; returns how many were alive. Waits for the keeper to do it first."""
     try:
         owner = json.loads((folder / "owner.json").read_text())
-        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        if owner["boot"] != boot:
+        if owner["boot"] != boot_id():
             return 0
         keeper, keeper_started = int(owner["keeper"]), str(owner["keeper_started"])
         session, marker, oldest = int(owner["session"]), str(owner["marker"]), int(owner["server_started"])
