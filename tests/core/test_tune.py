@@ -86,7 +86,7 @@ def make_settings(folder: pathlib.Path) -> Settings:
         "workload": {"contexts": [8], "output_tokens": 8, "warmup_s": 0.2, "warmup_max_s": 1.5, "settle_s": 0.4,
                      "drift": 0.9, "window_s": 0.5, "window_max_s": 0.6, "block_s": 0.1, "precision": 0.5,
                      "min_requests": 1, "token_timeout_s": 3},
-        "server": {"stage_limits_s": {"load": 1.0, "warmup": 5.0}, "ready_poll_s": 0.1},
+        "server": {"stage_limits_s": {"load": 4.0, "warmup": 15.0}, "ready_poll_s": 0.1},
     }
     (folder / "spaces" / "t.yaml").write_text(yaml.safe_dump(space))
     return load(["+space=t", f"outputs={folder / 'outputs'}", "power=none", "objective=tokens_per_s"],
