@@ -4,8 +4,8 @@
 
 Text: every .py file of a standard library; one file in 24, chosen by a hash of its path, is held out and seen by no
 stage but the last. Stages: a BPE tokenizer; the target by next-token loss, then rounded to what int8 will hold; the
-rounded target's own continuations of training text, greedy and sampled; the draft by cross-entropy on those, with
-the target's taps as input; acceptance lengths on the held-out files.
+rounded target's own continuations of training text, greedy and sampled; the draft by cross-entropy with those
+tokens and with the target's distributions, its taps as input; acceptance lengths on the held-out files.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Sizes:
     held_out_prompts: int
 
 
-FULL = Sizes(48, 1024, 1024, (40, 120, 360, 900), 320, 48, 64, 48)
+FULL = Sizes(48, 1024, 4096, (40, 120, 360, 900), 320, 48, 64, 48)
 TINY = Sizes(2, 32, 5, (8, 16), 16, 2, 3, 2)
 
 
@@ -314,7 +314,7 @@ def train(shape: Shape, corpus: Path, out: Path, minutes: float, device: torch.d
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     parameters = [tensor for name, tensor in tensors.items() if not name.startswith("draft.")]
-    target_steps = optimise(parameters, target_loss, 4e-3, left * 0.38, device, "target")
+    target_steps = optimise(parameters, target_loss, 4e-3, left * 0.33, device, "target")
     tensors = {
         name: tensor if name.startswith("draft.") else rounded({name: tensor})[name] for name, tensor in tensors.items()
     }
@@ -326,7 +326,7 @@ def train(shape: Shape, corpus: Path, out: Path, minutes: float, device: torch.d
     low = torch.bfloat16 if device.type == "cuda" else torch.float32
     quick = Target(shape, {name: tensor.to(low) for name, tensor in tensors.items()})
     made_text: list[tuple[int, Tensor, Tensor]] = []  # (prompt length, tokens, taps)
-    deadline = time.monotonic() + left * 0.2
+    deadline = time.monotonic() + left * 0.16
     while time.monotonic() < deadline or len(made_text) < len(sizes.prompts):
         prompt = sizes.prompts[len(made_text) % len(sizes.prompts)]
         text = windows(stream, sizes.rollouts, prompt, device, generator)
@@ -351,9 +351,16 @@ def train(shape: Shape, corpus: Path, out: Path, minutes: float, device: torch.d
         last = tokens.shape[1] - shape.block
         anchors = prompt + torch.rand((len(tokens), last - prompt), device=device).argsort(1)[:, : sizes.anchors]
         logits = run_draft(draft, shape, tokens, taps, anchors, factors)
-        wanted = tokens.gather(1, (anchors[..., None] + 1 + torch.arange(shape.block - 1, device=device)).flatten(1))
-        losses = F.cross_entropy(logits.flatten(0, 2).float(), wanted.flatten(), reduction="none")
-        return (losses.unflatten(0, (-1, shape.block - 1)) * weight).sum(1).mean()
+        places = (anchors[..., None] + torch.arange(shape.block, device=device)).flatten(1)
+        wanted = tokens.gather(1, places).unflatten(1, (-1, shape.block))[..., 1:]
+        with torch.no_grad():  # the last tap is the residual stream that gives the target's logits
+            final = taps[..., -shape.width :].gather(1, places[..., None].expand(-1, -1, shape.width))
+            taught = F.linear(target.finish(final), target.embedding).float().softmax(-1)
+        taught = taught.unflatten(1, (-1, shape.block))[:, :, :-1]
+        guesses = logits.float().log_softmax(-1)
+        soft = (taught * guesses).sum(-1)
+        hard = guesses.gather(-1, wanted[..., None])[..., 0]
+        return -((soft + hard) * 0.5 * weight).sum(-1).mean()
 
     parameters = [tensor for name, tensor in tensors.items() if name.startswith("draft.")]
     seconds = max(5.0, minutes * 60 - (time.monotonic() - start) - 30)
