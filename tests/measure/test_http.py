@@ -42,7 +42,7 @@ def test_an_answer_with_a_length_ends_after_that_many_bytes(body: bytes, sizes: 
 def test_an_answer_without_length_ends_when_the_peer_closes() -> None:
     framing = Framing()
     assert framing.feed(b"HTTP/1.0 200 OK\r\n\r\ndata: x\n\n") == b"data: x\n\n"
-    assert not framing.done and framing.eof() and framing.done and not framing.reusable
+    assert not framing.done and framing.eof() and not framing.reusable
 
 
 def test_a_chunked_answer_that_the_peer_cuts_is_not_done() -> None:

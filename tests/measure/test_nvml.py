@@ -22,7 +22,7 @@ GPUS = {  # a line that starts with ~ comes into force in the middle of the wind
     "second": ["power_mw 100000", "counter_mw 100000"],
     "disagrees": ["power_mw 270000"],
     "flat": ["power_mw 300000", "flat 1"],
-    "back": ["power_mw 300000", "~base_mj -900000000"],
+    "back": ["power_mw 300000", "base_mj 9000000", "~base_mj 1000000"],
     "hot": ["power_mw 300000", "bits 72"],
     "braked": ["power_mw 300000", "bits 136"],
     "capped": ["power_mw 300000", "bits 4"],

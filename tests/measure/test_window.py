@@ -165,7 +165,7 @@ def test_an_interrupt_ends_the_load_process(tmp_path: pathlib.Path) -> None:
 
 def test_impossible_settings_are_one_clear_line() -> None:
     def load(**changes: object) -> LoadSpec:
-        return LoadSpec(**{**{f.name: getattr(LOAD, f.name) for f in dataclasses.fields(LOAD)}, **changes})  # type: ignore[arg-type]
+        return LoadSpec(**{**{f.name: getattr(LOAD, f.name) for f in dataclasses.fields(LOAD)}, **changes})
 
     for changes, text in (({"concurrency": 0}, "concurrency"), ({"output_spread": 1.0}, "output_spread"),
                           ({"rate_per_s": 0.0}, "rate_per_s"), ({"context_tokens": 0}, "context_tokens")):
