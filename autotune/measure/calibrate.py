@@ -25,7 +25,7 @@ def chars_per_token(target: Target, load: LoadSpec) -> float | None:
     if not prompts.needs_calibration:
         return None
     assert load.context_tokens is not None
-    with httpx.Client(timeout=load.first_token_timeout_s, trust_env=False, headers=auth(target)) as http:
+    with httpx.Client(timeout=load.first_token_timeout_s, trust_env=False, verify=False, headers=auth(target)) as http:
         tokens = _count(http, target, prompts.sample(0, load.context_tokens))
         if not tokens:
             return None

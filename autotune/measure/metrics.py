@@ -33,7 +33,7 @@ def parse(text: str) -> dict[str, float]:
 
 
 class Watcher:
-    """Reads the metrics of a target every 2 s in a thread, while it is used as a context manager.
+    """Reads the metrics of a target every 2 s in a thread while it is used as a context manager, and at each `mark`.
 
     `failures` counts the reads that gave nothing; without a metrics path nothing is read.
     """
@@ -56,6 +56,13 @@ class Watcher:
         self._stop.set()
         if self._url:
             self._thread.join(TIMEOUT_S + 1)
+
+    def mark(self) -> float:
+        """Read now, for an edge of the window; returns when that sample was taken."""
+        if self._url:
+            with httpx.Client(timeout=TIMEOUT_S, trust_env=False, verify=False) as http:
+                self._sample(http)
+        return self.samples[-1][0] if self.samples else time.monotonic()
 
     def between(self, start: float, end: float) -> list[dict[str, float]]:
         """The samples taken in [start, end], in CLOCK_MONOTONIC seconds."""
@@ -89,16 +96,18 @@ class Watcher:
         return names.accept_bonus + tokens / steps if steps > 0 and tokens >= 0 else None
 
     def _run(self) -> None:
+        with httpx.Client(timeout=TIMEOUT_S, trust_env=False, verify=False) as http:
+            while not self._stop.wait(INTERVAL_S):
+                self._sample(http)
+
+    def _sample(self, http: httpx.Client) -> None:
         assert self._url is not None
-        with httpx.Client(timeout=TIMEOUT_S, trust_env=False) as http:
-            while True:
-                try:
-                    answer = http.get(self._url)
-                    if answer.status_code == 200:
-                        self.samples.append((time.monotonic(), parse(answer.text)))
-                    else:
-                        self.failures += 1
-                except httpx.HTTPError:
-                    self.failures += 1
-                if self._stop.wait(INTERVAL_S):
-                    return
+        try:
+            answer = http.get(self._url)
+        except httpx.HTTPError:
+            self.failures += 1
+            return
+        if answer.status_code == 200:
+            self.samples.append((time.monotonic(), parse(answer.text)))
+        else:
+            self.failures += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from autotune.records import Measurement, UsageError
 
@@ -68,7 +69,7 @@ def dominates(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return all(x >= y for x, y in zip(a, b, strict=True)) and a != b
 
 
-def front(points: list[tuple[float, ...]]) -> list[int]:
+def front(points: Sequence[tuple[float, ...]]) -> list[int]:
     """Indices of the points that no other dominates, in the order given; of equal points the first only."""
     return [i for i, p in enumerate(points)
             if not any(dominates(q, p) or (q == p and j < i) for j, q in enumerate(points))]

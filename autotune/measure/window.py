@@ -72,7 +72,9 @@ def measure(target: Target, load: LoadSpec, meter: Meter, settings: WindowSettin
         run = _Run(client, load, meter, settings, alive, progress, started)
         try:
             steady = run.warm_up()
+            before = watcher.mark()
             pulses = run.window()
+            after = watcher.mark()
         except _Failed as failed:
             return failed.failure
         except DeviceLost as error:
@@ -84,8 +86,9 @@ def measure(target: Target, load: LoadSpec, meter: Meter, settings: WindowSettin
         write_replies(record, replies, zero=pulses[0].t)
     reasons = [] if steady else ["not_steady"]
     reasons += run.client_reasons(pulses[0].t, pulses[-1].t)
-    reasons += watcher.reasons(pulses[0].t, pulses[-1].t)
-    return _measurement(replies, pulses, load, settings, meter, limits, run, watcher, reasons)
+    reasons += watcher.reasons(before, after)
+    return _measurement(replies, pulses, load, settings, meter, limits, run, watcher.accept_length(before, after),
+                        reasons)
 
 
 class _Run:
@@ -201,7 +204,8 @@ class _Run:
 
 
 def _measurement(replies: Sequence[Reply], pulses: Sequence[Pulse], load: LoadSpec, settings: WindowSettings,
-                 meter: Meter, limits: Limits, run: _Run, watcher: Watcher, reasons: list[str]) -> Measurement:
+                 meter: Meter, limits: Limits, run: _Run, counted_length: float | None,
+                 reasons: list[str]) -> Measurement:
     from autotune.measure import latency
 
     start, end = pulses[0].t, pulses[-1].t
@@ -233,7 +237,7 @@ def _measurement(replies: Sequence[Reply], pulses: Sequence[Pulse], load: LoadSp
         itl_ms=latency.percentiles(latency.gaps(replies, start, end)),
         e2e_ms=latency.percentiles([r.e2e_s for r in ok if r.e2e_s is not None]),
         prompt_tokens=sum(prompts) if prompts else None,
-        accept_length=_accept_length(ok) or watcher.accept_length(start, end),
+        accept_length=_accept_length(ok) or counted_length,
         relative_error=half if half is not None and math.isfinite(half) else None, reasons=tuple(reasons),
         error_kinds={**kinds, **({"retry": retries} if retries else {})}, client_cpu_share=run.client_cpu(start, end),
         good_tokens=round(tokens * good / ended_tokens) if ended_tokens else None)

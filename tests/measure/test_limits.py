@@ -1,0 +1,83 @@
+"""Limits and objectives of a measurement."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from autotune.measure.limits import Limits
+from autotune.measure.objective import Objective, dominates, front
+from autotune.measure.reply import Reply
+from autotune.records import Energy, Measurement, Percentiles, UsageError
+
+LATENCY = Percentiles(p50=10.0, p90=20.0, p99=40.0, mean=12.0, n=100)
+MEASUREMENT = Measurement(output_tokens=6000, window_s=30.0, requests=98, errors=2, concurrency=8,
+                          energy=Energy("nvml", 3000.0, 30.0), ttft_ms=LATENCY, tpot_ms=LATENCY, good_tokens=3000)
+
+
+def test_violations_are_graded_shares_in_a_fixed_order() -> None:
+    limits = Limits({"ttft_p99_ms": 20.0, "max_watts": 200.0, "error_rate": 0.01, "min_tokens_per_s": 400.0,
+                     "tpot_mean_ms": 12.0})
+    found = limits.violations(MEASUREMENT)
+    assert tuple(found) == limits.names == tuple(sorted(found))
+    assert found == pytest.approx({"error_rate": 1.0, "max_watts": -0.5, "min_tokens_per_s": 0.5, "tpot_mean_ms": 0.0,
+                                   "ttft_p99_ms": 1.0})
+    assert not limits.satisfied(MEASUREMENT)
+    assert Limits({"tpot_mean_ms": 12.0, "min_request_tokens_per_s": 25.0}).satisfied(MEASUREMENT)
+
+
+def test_a_limit_that_could_not_be_checked_is_not_satisfied() -> None:
+    found = Limits({"e2e_p99_ms": 1.0, "max_watts": 9.0}).violations(
+        dataclasses.replace(MEASUREMENT, energy=Energy("none", None, 30.0)))
+    assert found == {"e2e_p99_ms": 1.0, "max_watts": 1.0}
+
+
+def test_no_error_at_all_can_be_asked_for() -> None:
+    assert Limits({"error_rate": 0}).violations(MEASUREMENT) == {"error_rate": 0.02}
+
+
+@pytest.mark.parametrize("limits", [{"ttft": 1.0}, {"ttft_p95_ms": 1.0}, {"max_watts": 0}, {"max_watts": -1.0},
+                                    {"max_watts": True}, {"ttft_p99_ms": float("nan")}, {"ttft_p99_ms": "fast"}])
+def test_unknown_names_and_impossible_values_are_refused(limits: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="limits: "):
+        Limits(limits)
+
+
+def test_a_request_is_good_when_it_keeps_every_latency_limit_by_itself() -> None:
+    reply = Reply(0, 3, due=0.0, sent=0.0, ended=1.0, kind="ok", completion_tokens=3)
+    reply.times.extend([0.5, 0.6, 0.9])
+    reply.counts.extend([1, 2, 3])
+    assert Limits({"ttft_p99_ms": 500.0, "tpot_p50_ms": 200.1, "itl_p99_ms": 301.0, "e2e_p90_ms": 1000.0}).good(reply)
+    for limits in ({"ttft_p99_ms": 499.0}, {"tpot_p50_ms": 199.0}, {"itl_p99_ms": 299.0}, {"e2e_mean_ms": 999.0},
+                   {"min_request_tokens_per_s": 6.0}):
+        assert not Limits(limits).good(reply), limits
+    reply.kind = "reset"
+    assert not Limits({}).good(reply)
+
+
+def test_objectives_are_tokens_per_joule_per_second_per_good_joule_and_per_money() -> None:
+    assert Objective("tokens_per_joule").values(MEASUREMENT) == (2.0,)
+    assert Objective("tokens_per_s").values(MEASUREMENT) == (200.0,)
+    assert Objective("goodput_per_joule").values(MEASUREMENT) == (1.0,)
+    assert Objective("cost", price_per_device_hour=2.0, devices=4).values(MEASUREMENT) == (90_000.0,)
+    assert Objective("pareto").values(MEASUREMENT) == (200.0, 2.0)
+
+
+def test_an_objective_that_was_not_measured_has_no_value() -> None:
+    blind = dataclasses.replace(MEASUREMENT, energy=Energy("none", None, 30.0))
+    assert Objective("tokens_per_joule").values(blind) is None and Objective("pareto").values(blind) is None
+    assert Objective("tokens_per_joule").without_energy().values(blind) == (200.0,)
+
+
+@pytest.mark.parametrize("arguments", [{"name": "speed"}, {"name": "cost"},
+                                       {"name": "cost", "price_per_device_hour": 0}])
+def test_a_bad_objective_is_refused(arguments: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="objective="):
+        Objective(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_front_keeps_what_nothing_dominates_and_one_of_equals() -> None:
+    points = [(1.0, 5.0), (2.0, 4.0), (2.0, 3.0), (3.0, 1.0), (2.0, 4.0)]
+    assert front(points) == [0, 1, 3]
+    assert dominates((2.0, 4.0), (2.0, 3.0)) and not dominates((2.0, 4.0), (2.0, 4.0))

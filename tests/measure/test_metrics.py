@@ -1,0 +1,43 @@
+"""Prometheus text and what is read from it."""
+
+from __future__ import annotations
+
+from autotune.measure.metrics import Watcher, parse
+from autotune.measure.spec import MetricNames, Target
+
+TEXT = """# HELP sglang:num_queue_reqs waiting
+# TYPE sglang:num_queue_reqs gauge
+sglang:num_queue_reqs{engine_type="unified",tp_rank="0"} 2.0
+sglang:num_queue_reqs{engine_type="unified",tp_rank="1"} 3.0 1395066363000
+a_total 1e3
+histogram_bucket{le="+Inf"} 7
+ratio NaN
+broken{ 1
+"""
+
+
+def watcher(names: MetricNames, *samples: dict[str, float]) -> Watcher:
+    made = Watcher(Target("http://x:1", "openai", "m", False, "/metrics", names))
+    made.samples = [(float(i), sample) for i, sample in enumerate(samples)]
+    return made
+
+
+def test_samples_of_all_ranks_are_added_and_odd_lines_skipped() -> None:
+    assert parse(TEXT) == {"sglang:num_queue_reqs": 5.0, "a_total": 1000.0, "histogram_bucket": 7.0}
+
+
+def test_acceptance_is_the_growth_of_counters_with_their_bonus() -> None:
+    names = MetricNames(accept_tokens="t", accept_steps="s", accept_bonus=1.0)
+    assert watcher(names, {"t": 10, "s": 10}, {"t": 20, "s": 12}, {"t": 40, "s": 20}).accept_length(0, 2) == 4.0
+    assert watcher(names, {"t": 10, "s": 10}, {"t": 40, "s": 10}).accept_length(0, 2) is None
+    assert watcher(names, {"t": 10}, {"t": 40}).accept_length(0, 2) is None
+    assert watcher(MetricNames(), {"t": 10}, {"t": 40}).accept_length(0, 2) is None
+
+
+def test_a_queue_counts_when_it_is_there_most_of_the_time_and_only_in_the_window() -> None:
+    names = MetricNames(queued="q", retracted="r_total")
+    queued = watcher(names, {"q": 1, "r_total": 4}, {"q": 0, "r_total": 4}, {"q": 2, "r_total": 4},
+                     {"q": 0, "r_total": 5})
+    assert queued.reasons(0, 2) == ("server_queueing",)
+    assert queued.reasons(1, 3) == ("server_retracted",)
+    assert queued.reasons(1, 1) == ()

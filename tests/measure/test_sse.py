@@ -1,0 +1,106 @@
+"""Token streams: arrivals and counts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.measure.sse import BadStream, TokenStream
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode()) + b"\n\n"
+
+
+def completion(text: str, count: int | None = None, finish: str | None = None) -> bytes:
+    usage = {"usage": {"prompt_tokens": 7, "completion_tokens": count}} if count is not None else {}
+    return event({"choices": [{"index": 0, "text": text, "finish_reason": finish}], **usage})
+
+
+USAGE = event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5, "spec_verify_ct": 3}})
+DONE = event(b"[DONE]")
+
+
+def read(*payloads: bytes) -> TokenStream:
+    stream = TokenStream()
+    for i, payload in enumerate(payloads):
+        stream.feed(payload, float(i))
+    return stream
+
+
+def test_running_counts_say_how_many_tokens_each_event_brought() -> None:
+    stream = read(completion("a", 1), completion("b c", 3), completion("d e", 5, "length"), USAGE, DONE)
+    assert list(stream.times) == [0.0, 1.0, 2.0] and list(stream.counts) == [1, 3, 5] and stream.finished
+    assert stream.close() == {"completion_tokens": 5, "prompt_tokens": 7, "verify_steps": 3}
+
+
+def test_without_running_counts_events_are_stamped_and_the_final_count_is_kept() -> None:
+    stream = read(completion("a"), completion("b"), completion("c") + completion("d", None, "length"), USAGE + DONE)
+    assert list(stream.times) == [0.0, 1.0, 2.0, 2.0] and set(stream.counts) == {0}
+    assert stream.close()["completion_tokens"] == 5
+
+
+def test_sglang_generate_counts_and_verify_steps_come_from_meta_info() -> None:
+    def meta(text: str, count: int, reason: Any = None) -> bytes:
+        return event({"text": text, "meta_info": {"finish_reason": reason, "prompt_tokens": 4, "spec_verify_ct": 2,
+                                                  "completion_tokens": count}})
+    stream = read(meta("a", 1), meta("a b c", 3), meta("a b c", 3, {"type": "length"}), DONE)
+    assert list(stream.counts) == [1, 3]
+    assert stream.close() == {"completion_tokens": 3, "prompt_tokens": 4, "verify_steps": 2}
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.booleans(), st.booleans())
+def test_tokens_are_the_same_however_the_bytes_arrive(sizes: list[int], counted: bool, crlf: bool) -> None:
+    whole = b": ping\n\n" + b"".join(completion("tok \"completion_tokens\": 9 ", n if counted else None)
+                                      for n in range(1, 6)) + USAGE + DONE
+    if crlf:
+        whole = whole.replace(b"\n", b"\r\n")
+    stream, at, turn = TokenStream(), 0, 0
+    while at < len(whole):
+        size = sizes[turn % len(sizes)]
+        stream.feed(whole[at:at + size], float(turn))
+        at, turn = at + size, turn + 1
+    assert len(stream.times) == 5 and stream.close()["completion_tokens"] == 5 and stream.finished
+
+
+def test_a_chats_role_is_not_its_first_token() -> None:
+    def delta(**content: Any) -> bytes:
+        return event({"choices": [{"delta": content}]})
+    stream = read(delta(role="assistant", content=""), delta(content="Hi"), delta(content=" you"), DONE)
+    assert list(stream.times) == [1.0, 2.0]
+
+
+def test_a_token_whose_text_is_withheld_counts() -> None:
+    stream = read(completion("", 1), completion("\u00e9", 2))
+    assert list(stream.counts) == [1, 2] and list(stream.times) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("payload", [
+    event({"error": {"message": "too long", "code": 400}}) + USAGE, event({"error": "too long"}),
+    event({"object": "error", "message": "too long", "code": 400})])
+def test_an_error_inside_the_stream_is_found_at_the_start_and_later(payload: bytes) -> None:
+    for stream in (read(payload), read(completion("a"), completion("b"), payload), read(completion("a", 1), payload)):
+        assert stream.kind == "stream_error" and stream.error == "too long"
+
+
+def test_a_text_that_speaks_of_errors_is_no_error() -> None:
+    stream = read(completion("a"), completion('{"error": "x"}'), event({"choices": [{"text": "b"}], "error": None}))
+    assert stream.error is None and len(stream.times) == 3
+
+
+def test_an_abort_is_not_a_success() -> None:
+    stream = read(event({"text": "a", "meta_info": {"completion_tokens": 1}}), event({"text": "a", "meta_info": {
+        "completion_tokens": 1, "finish_reason": {"type": "abort", "message": "out of memory"}}}), DONE)
+    stream.close()
+    assert stream.kind == "aborted" and stream.error == "out of memory"
+
+
+@pytest.mark.parametrize("bad", [event(b'{"choices": [{"te'), event(b"[1]"), event(b"hello")])
+def test_what_is_not_a_json_object_is_refused(bad: bytes) -> None:
+    for before in ((), (completion("a", 1), completion("b", 2))):
+        with pytest.raises(BadStream):
+            read(*before, bad)

@@ -1,0 +1,176 @@
+"""Whole measurements of a stub server whose truth is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from autotune.measure.limits import Limits
+from autotune.measure.spec import LoadFailure, LoadSpec, WindowSettings
+from autotune.measure.window import measure
+from autotune.records import Measurement, UsageError
+from tests.fakes.stub import Stub
+from tests.measure.harness import LOAD, WINDOW, measure_stub, metered, target_of
+
+
+def measured(found: Measurement | LoadFailure) -> Measurement:
+    assert isinstance(found, Measurement), found
+    return found
+
+
+def failed(found: Measurement | LoadFailure) -> LoadFailure:
+    assert isinstance(found, LoadFailure), found
+    return found
+
+
+def test_the_windows_tokens_are_those_that_arrived_in_it(tmp_path: pathlib.Path) -> None:
+    record = tmp_path / "requests.jsonl"
+    with Stub(tmp_path, "--ttft-ms", "20", "--itl-ms", "8") as stub:
+        found = measured(measure_stub(stub, target_of(stub, metrics=True), record=record))
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    sent = sorted(rows, key=lambda r: r["sent_s"])
+    zero = min(t["received"] for t in stub.truth if t["wanted"] > 1) - sent[0]["sent_s"]  # the window's start
+    truth = sum(zero <= moment < zero + found.window_s for t in stub.truth for moment in t["sent"])
+    assert found.output_tokens == pytest.approx(truth, rel=0.05)
+    assert found.requests >= 4 and found.errors == 0 and found.concurrency == 4
+    assert found.tpot_ms and found.tpot_ms.p50 == pytest.approx(8, rel=0.25)
+    assert found.ttft_ms and found.ttft_ms.p50 >= 20 and found.e2e_ms and found.itl_ms
+    assert found.good_tokens == found.output_tokens  # no limit, so all are good
+    assert found.prompt_tokens == 40 * found.requests and found.energy.joules is None and found.tokens_per_j is None
+    assert found.relative_error is not None and found.client_cpu_share is not None
+    assert {r["kind"] for r in rows} <= {"ok", "open"} and rows[0]["tokens"] == rows[0]["events"]
+
+
+@pytest.mark.parametrize(("api", "usage"), [("sglang", "full"), ("openai", "final")])
+def test_with_speculation_tpot_counts_tokens_and_acceptance_is_tokens_per_step(tmp_path: pathlib.Path, api: str,
+                                                                               usage: str) -> None:
+    with Stub(tmp_path, "--itl-ms", "12", "--chunk-tokens", "2,4", "--speculative", "--usage", usage) as stub:
+        found = measured(measure_stub(stub, target_of(stub, api)))
+    assert found.tpot_ms and found.tpot_ms.p50 == pytest.approx(4, rel=0.3)  # 12 ms per step of 3 tokens
+    assert found.itl_ms and found.itl_ms.p50 == pytest.approx(12, rel=0.3)
+    ok = [t for t in stub.truth if t["tokens"] == t["wanted"]]
+    assert found.accept_length == pytest.approx(sum(t["tokens"] for t in ok) / sum(t["steps"] for t in ok), rel=0.1)
+
+
+def test_acceptance_comes_from_counters_when_answers_do_not_say_it(tmp_path: pathlib.Path) -> None:
+    with Stub(tmp_path, "--itl-ms", "12", "--chunk-tokens", "3") as stub:
+        found = measured(measure_stub(stub, target_of(stub, metrics=True)))
+    assert found.accept_length == pytest.approx(2.8, rel=0.1)  # each request's first step gives one token
+
+
+def test_a_window_ends_early_once_it_is_precise_enough_and_states_its_interval(tmp_path: pathlib.Path) -> None:
+    window = dataclasses.replace(WINDOW, min_s=1.0, max_s=20.0, precision=0.5)
+    with Stub(tmp_path) as stub:
+        found = measured(measure_stub(stub, window=window))
+    assert found.window_s < 20 and found.relative_error is not None and found.relative_error < 0.9
+
+
+def test_cpu_time_is_reported_as_assumed_energy(tmp_path: pathlib.Path) -> None:
+    with Stub(tmp_path, "--itl-ms", "2") as stub:
+        found = measured(measure_stub(stub, source="cpu_time", concurrency=16))
+    assert found.energy.assumed and found.energy.source == "cpu_time" and found.energy.joules
+    assert found.tokens_per_j and found.energy.watts and 0 < found.energy.watts < 20  # at most one core of 10 W, or so
+
+
+def test_limits_decide_which_tokens_are_good_and_progress_is_told(tmp_path: pathlib.Path) -> None:
+    told: list[str] = []
+    with Stub(tmp_path, "--ttft-ms", "40", "--itl-ms", "4") as stub, metered(stub) as meter:
+        found = measure(target_of(stub), LOAD, meter, WINDOW, limits=Limits({"ttft_p99_ms": 30.0}),
+                        alive=lambda: stub.alive, progress=told.append)
+        assert meter.read().t > 0  # it stays the caller's
+    assert measured(found).good_tokens == 0
+    assert any(line.startswith("warm-up") for line in told) and any("tok/s" in line for line in told)
+
+
+def test_a_queue_in_the_server_and_retractions_spoil_the_window(tmp_path: pathlib.Path) -> None:
+    with Stub(tmp_path, "--queued", "3", "--retracted", "1", "--ttft-ms", "5", "--itl-ms", "4") as stub:
+        found = measured(measure_stub(stub, target_of(stub, metrics=True)))
+    assert set(found.reasons) == {"server_queueing", "server_retracted"} and not found.valid
+
+
+def test_a_server_without_usage_and_too_few_answers_are_marked(tmp_path: pathlib.Path) -> None:
+    with Stub(tmp_path, "--usage", "none") as stub:
+        found = measured(measure_stub(stub, window=dataclasses.replace(WINDOW, min_requests=10_000)))
+    assert found.reasons == ("too_few_requests", "no_usage") and found.output_tokens > 0
+
+
+def test_a_few_errors_are_reported_and_do_not_end_the_load(tmp_path: pathlib.Path) -> None:
+    window = dataclasses.replace(WINDOW, error_rate_limit=0.5)
+    with Stub(tmp_path, "--itl-ms", "2", "--fault", "cut:5") as stub:
+        found = measured(measure_stub(stub, window=window))
+    assert found.errors == found.error_kinds["partial"] > 0 and found.requests > found.errors
+
+
+@pytest.mark.parametrize(("fault", "kind", "text"), [
+    ("error_event:2", "error_rate", "stream_error"), ("stall:1", "hung", "timeout")])
+def test_too_many_errors_are_a_failure_with_what_the_server_said(tmp_path: pathlib.Path, fault: str, kind: str,
+                                                                 text: str) -> None:
+    with Stub(tmp_path, "--ttft-ms", "2", "--itl-ms", "1", "--fault", fault) as stub:
+        found = failed(measure_stub(stub, context_tokens=None, token_timeout_s=0.4))
+    assert found.kind == kind and text in found.detail and found.errors >= 5 and not found.host_fault
+    assert fault != "error_event:2" or found.excerpt == "prompt is too long"
+
+
+def test_a_server_that_dies_under_load_is_a_failure_of_that_kind(tmp_path: pathlib.Path) -> None:
+    with Stub(tmp_path, "--die-after-s", "2.5") as stub:
+        found = failed(measure_stub(stub, window=dataclasses.replace(WINDOW, max_s=60.0, min_s=60.0)))
+    assert found.kind == "server_died" and found.after_s > 0
+
+
+def test_a_server_that_refuses_the_first_request_says_why(tmp_path: pathlib.Path) -> None:
+    with Stub(tmp_path, "--fault", "http500:1") as stub:
+        found = failed(measure_stub(stub))
+    assert found.kind == "no_answer" and "made to fail" in found.excerpt
+
+
+def test_text_prompts_get_the_wanted_length_in_the_servers_tokens(tmp_path: pathlib.Path) -> None:
+    with Stub(tmp_path, "--chars", "2.5", "--ttft-ms", "2", "--itl-ms", "1") as stub:
+        measured(measure_stub(stub, context_tokens=300))
+    lengths = {t["prompt_tokens"] for t in stub.truth[8:]}
+    assert lengths and all(abs(n - 300) <= 9 for n in lengths)
+
+
+def test_an_interrupt_ends_the_load_process(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "tuner.py"
+    script.write_text("import sys, pathlib\nfrom tests.fakes.stub import Stub\n"
+                      "from tests.measure.harness import measure_stub, WINDOW\nimport dataclasses\n"
+                      f"with Stub(pathlib.Path({str(tmp_path)!r})) as stub:\n"
+                      "    print('up', flush=True)\n"
+                      "    try:\n"
+                      "        measure_stub(stub, window=dataclasses.replace(WINDOW, min_s=60.0, max_s=60.0))\n"
+                      "    except KeyboardInterrupt:\n        print('interrupted', flush=True)\n")
+    root = pathlib.Path(__file__).parents[2]
+    tuner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=root,
+                             env=os.environ | {"PYTHONPATH": str(root)})
+    assert tuner.stdout and tuner.stdout.readline() == "up\n"
+    end = time.monotonic() + 20
+    while not (children := [p for p in psutil.Process(tuner.pid).children(recursive=True)
+                            if "autotune.measure.load" in p.cmdline()]):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    time.sleep(0.3)
+    tuner.send_signal(signal.SIGINT)
+    assert tuner.communicate(timeout=20)[0] == "interrupted\n"
+    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in children)
+
+
+def test_impossible_settings_are_one_clear_line() -> None:
+    def load(**changes: object) -> LoadSpec:
+        return LoadSpec(**{**{f.name: getattr(LOAD, f.name) for f in dataclasses.fields(LOAD)}, **changes})
+
+    for changes, text in (({"concurrency": 0}, "concurrency"), ({"output_spread": 1.0}, "output_spread"),
+                          ({"rate_per_s": 0.0}, "rate_per_s"), ({"context_tokens": 0}, "context_tokens")):
+        with pytest.raises(UsageError, match=text):
+            load(**changes)
+    fields = {f.name: getattr(WINDOW, f.name) for f in dataclasses.fields(WINDOW)}
+    with pytest.raises(UsageError, match="min_s <= max_s"):
+        WindowSettings(**{**fields, "min_s": 9.0, "max_s": 1.0})
