@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from autotune.records import UsageError
-from autotune.review.verbs import export
+from autotune.review.export import export
 from tests.review.studies import Made, baseline
 from tests.review.test_export import ODD, changed
 
@@ -53,7 +53,7 @@ def test_every_format_says_where_it_came_from_and_holds_no_secret(odd: Made, for
     text = path.read_text()
     assert "s3cret" not in text
     assert re.search(r"^#   Trial +0$", text, re.M)
-    assert re.search(r"^#   Measured +2.000 tokens/J", text, re.M)
+    assert re.search(r"^#   Measured +2.000 tok/J", text, re.M)
     assert (path.parent / "launch.json").exists()
 
 
