@@ -1,1 +1,1 @@
-"""What a study found, told to people: summary, report, notes, dashboard, launch files. Entry points in verbs.py."""
+"""What a study found, told to people: summary, report, notes, dashboard, launch files."""

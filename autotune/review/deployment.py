@@ -229,7 +229,7 @@ def _figures(story: Story, entry: Tested | None, load: Config) -> str:
         return "no valid measurement"
     shown = [with_unit(entry.value, story.unit)]
     shown += [f"{number(entry.figures[name])} {unit}" for name, unit in
-              (("tokens_per_s", "tokens/s"), ("watts", "W")) if name in entry.figures and unit != story.unit]
+              (("tokens_per_s", "tok/s"), ("watts", "W")) if name in entry.figures and unit != story.unit]
     shown += [f"{FIGURES[name][0]} {number(entry.figures[name])} ms"
               for name in ("ttft_p99_ms", "tpot_p99_ms") if name in entry.figures]
     return ", ".join(shown) + (f" at {config_text(load)}" if load else "")

@@ -11,7 +11,7 @@ from autotune.history import TrialRecord
 from autotune.records import NothingFeasible, UsageError
 from autotune.review import verdict
 from autotune.review.deployment import Deployment, deploy
-from autotune.review.formats import sh
+from autotune.review.formats import compose, engine_yaml, k8s, sh, systemd
 from autotune.review.sources import read
 from autotune.review.story import Story
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from autotune.config import Settings
     from autotune.study import Study
 
-FORMATS: dict[str, tuple[str, Callable[[Deployment], str]]] = {"sh": ("launch.sh", sh.render)}
+FORMATS: dict[str, tuple[str, Callable[[Deployment], str]]] = {
+    "sh": ("launch.sh", sh.render), "systemd": ("launch.service", systemd.render),
+    "compose": ("launch.compose.yaml", compose.render), "k8s": ("launch.k8s.yaml", k8s.render),
+    "yaml": ("launch.yaml", engine_yaml.render)}
 """Format: default file name, renderer."""
 
 
@@ -33,9 +36,8 @@ def export(settings: Settings, study: Study) -> pathlib.Path:
     deployment = deploy(settings, story, choose(story, settings.trial))
     path = target(settings, name)
     write(path, render(deployment), executable=settings.format == "sh")
-    write(path.with_suffix(".json") if path.suffix != ".json" else path.with_suffix(".origin.json"),
-          json.dumps({**deployment.origin, "format": settings.format, "file": path.name}, indent=1,
-                     ensure_ascii=False, default=str) + "\n")
+    write(beside(path), json.dumps({**deployment.origin, "format": settings.format, "file": path.name}, indent=1,
+                                   ensure_ascii=False, default=str) + "\n")
     return path
 
 
@@ -55,6 +57,12 @@ def choose(story: Story, number: int | None) -> TrialRecord:
     if record.state not in ("COMPLETE", "PRUNED"):
         raise UsageError(f"trial {number} has no measurement (state {record.state}): choose a finished trial")
     return record
+
+
+def beside(path: pathlib.Path) -> pathlib.Path:
+    """Where the origin of a launch file is kept: launch.sh and launch.k8s.yaml have launch.json."""
+    name = path.with_name(f"{path.name.split('.')[0] or path.name}.json")
+    return name if name != path else path.with_name(path.name + ".origin")
 
 
 def target(settings: Settings, name: str) -> pathlib.Path:

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.history import TrialRecord, crash_of
-from autotune.review.wording import FIGURES, OBJECTIVE_UNITS, config_text, duration, one_line, percent, with_unit
+from autotune.measure.objective import UNITS
+from autotune.review.wording import FIGURES, config_text, duration, one_line, percent, with_unit
 
 if TYPE_CHECKING:
     import optuna
@@ -36,7 +37,7 @@ def annotate(study: Study, record: TrialRecord) -> None:
 
     trial_id = study.inner._storage.get_trial_id_from_study_id_trial_number(study.inner._study_id, record.number)
     identity = study.attrs().get("identity") or {}
-    unit = OBJECTIVE_UNITS.get(str(identity.get("objective")), "")
+    unit = UNITS.get(str(identity.get("objective")), "")
     save_note(optuna.Trial(study.inner, trial_id), note(record, unit, identity.get("limits") or {}))
 
 

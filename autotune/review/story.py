@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.history import TrialRecord
+from autotune.measure.objective import UNITS
 from autotune.records import config_key
 from autotune.review.crashes import CrashGroup, group, launch_keys
 from autotune.review.levers import Lever, levers
 from autotune.review.tested import Tested, copied, find, tested, valid
 from autotune.review.untried import Untried, untried
-from autotune.review.wording import OBJECTIVE_UNITS
 from autotune.space import Space
 
 
@@ -73,15 +73,11 @@ class Spent:
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """One limit and how the winner stands to it: `ratio` is measured / limit."""
+    """One limit and how the winner stands to it: above 1, `ratio` breaks it; 1 - ratio is the headroom."""
 
     name: str
     limit: float
     ratio: float | None
-
-    @property
-    def measured(self) -> float | None:
-        return None if self.ratio is None else self.ratio * self.limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +112,7 @@ class Story:
     @property
     def unit(self) -> str:
         """Unit of the objective."""
-        return OBJECTIVE_UNITS.get(self.objective, self.objective)
+        return UNITS.get(self.objective, self.objective)
 
     @property
     def confirmed(self) -> bool:
@@ -171,10 +167,10 @@ def _winner(conclusion: Conclusion, confirmation: Mapping[str, Any], measured: S
 
 def _gain(conclusion: Conclusion, confirmation: Mapping[str, Any], baseline: Tested | None,
           winner: Tested | None) -> Gain | None:
-    share = confirmation.get("gain")
-    if share is not None:
-        low, high = (list(confirmation.get("interval") or []) + [None, None])[:2]
-        return Gain(float(share), low, high, conclusion in (Conclusion.IMPROVED, Conclusion.NO_IMPROVEMENT))
+    told = confirmation if confirmation.get("gain") is not None else _finalist(confirmation, winner)
+    if told is not None and conclusion is not Conclusion.NO_IMPROVEMENT:
+        low, high = (list(told.get("interval") or []) + [None, None])[:2]
+        return Gain(float(told["gain"]), low, high, conclusion is Conclusion.IMPROVED)
     if baseline is None or winner is None or baseline.value <= 0 or winner.config == baseline.config:
         return None
     factor = winner.value / baseline.value
@@ -182,6 +178,13 @@ def _gain(conclusion: Conclusion, confirmation: Mapping[str, Any], baseline: Tes
         return Gain(factor - 1, None, None, False)
     half = math.hypot(winner.relative_error, baseline.relative_error)
     return Gain(factor - 1, factor * math.exp(-half) - 1, factor * math.exp(half) - 1, False)
+
+
+def _finalist(confirmation: Mapping[str, Any], entry: Tested | None) -> Mapping[str, Any] | None:
+    """What the confirmation says about one configuration."""
+    finalists = confirmation.get("finalists") or {}
+    found = [finalists[str(n)] for n in entry.trials if str(n) in finalists] if entry is not None else []
+    return next((f for f in found if f.get("gain") is not None), None)
 
 
 def _same_load(space: Space, measured: Sequence[Tested], winner: Tested | None) -> float | None:

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.history import TrialRecord
 from autotune.records import Config, config_key
-from autotune.review.wording import FIGURES
+from autotune.review.wording import FIGURES, LATENCY
 
 
 @dataclasses.dataclass(frozen=True)
 class Tested:
-    """One configuration with every valid measurement of it.
+    """One configuration with every valid measurement of it. Where it was measured again to confirm it, the figures
+    come from those blocks alone: they were not chosen for being high.
 
     `value` is the mean objective, `relative_error` the half-width of its 95 % interval as a share, from the spread
     within the windows (None: unknown). `ratios` are mean measured / limit; above 1 the limit is broken.
@@ -30,8 +31,8 @@ class Tested:
 
     @property
     def trial(self) -> int:
-        """The newest trial that measured it."""
-        return self.record.number
+        """The trial that measured it first."""
+        return self.trials[0]
 
     @property
     def violated(self) -> tuple[str, ...]:
@@ -73,19 +74,21 @@ def find(config: Config, candidates: Sequence[Tested]) -> Tested | None:
 
 
 def _merge(group: Sequence[TrialRecord]) -> Tested:
+    numbers = tuple(r.number for r in group)
+    group = [r for r in group if r.attrs.get("confirm") is not None] or group
     values = [r.value for r in group if r.value is not None]
     errors = [r.attrs.get("relative_error") for r in group]
     known = [float(e) for e in errors if e is not None and math.isfinite(e)]
     error = math.sqrt(sum(e * e for e in known)) / len(known) if known and len(known) == len(group) else None
     ratios = _means([r.attrs.get("limit_ratios") or {} for r in group])
     feasible = any(r.feasible for r in group) and all(ratio <= 1 for ratio in ratios.values())
-    return Tested(group[-1].config, tuple(r.number for r in group), sum(values) / len(values), error, feasible,
+    return Tested(group[-1].config, numbers, sum(values) / len(values), error, feasible,
                   _means([_figures(r) for r in group]), ratios, group[-1])
 
 
 def _figures(record: TrialRecord) -> dict[str, float]:
-    figures = {name: float(record.attrs[name]) for name in FIGURES
-               if isinstance(record.attrs.get(name), int | float)}
+    figures = {name: float(value) for name, value in record.attrs.items()
+               if (name in FIGURES or LATENCY.fullmatch(name)) and isinstance(value, int | float)}
     requests, errors = record.attrs.get("requests"), record.attrs.get("errors")
     if isinstance(requests, int) and isinstance(errors, int) and requests + errors > 0:
         figures.setdefault("error_rate", errors / (requests + errors))

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.review.story import Conclusion, Story
+from autotune.review.story import Conclusion, Limit, Story
 from autotune.review.tested import Tested
 from autotune.review.wording import (
     FIGURES,
+    PHRASES,
     config_text,
     count,
     duration,
+    figure_title,
     interval_text,
+    limited,
     number,
     one_line,
     percent,
@@ -30,13 +33,14 @@ def headline(story: Story) -> str:
     if story.conclusion is Conclusion.NO_IMPROVEMENT:
         return "No improvement: keep the baseline."
     if story.conclusion is Conclusion.UNDECIDED:
-        return f"Undecided: trial {winner.trial} and the baseline could not be told apart."
+        return f"Undecided: the confirmation of trial {winner.trial} ended without a decision."
     if is_baseline(story, winner):
         return "The baseline is the best configuration measured."
     if gain is None:
         return f"Trial {winner.trial} gives {with_unit(winner.value, unit)}; no baseline figure to compare with."
     more = "more" if gain.share >= 0 else "fewer"
-    words = f"Trial {winner.trial} gives {percent(abs(gain.share))} {more} {unit} than the baseline"
+    what = PHRASES.get(story.objective, unit)
+    words = f"Trial {winner.trial} gives {percent(abs(gain.share))} {more} {what} than the baseline"
     return words + ("." if gain.confirmed else " (not confirmed).")
 
 
@@ -52,11 +56,13 @@ def support(story: Story) -> str:
         broken = ", ".join(f"{name} {percent(nearest.ratios[name] - 1, signed=True)}" for name in nearest.violated)
         words.append(f"The nearest is trial {nearest.trial}" + (f", over its limits by {broken}." if broken else "."))
     elif story.confirmation:
-        blocks = confirmation.get("blocks")
-        how = str(confirmation.get("method") or "interleaved re-measurement")
-        many = blocks if isinstance(blocks, int) else len(blocks) if isinstance(blocks, list | tuple) else None
-        words.append(f"Re-measured: {one_line(how)}" + (f", {count(many, 'block')}" if many else "") + ".")
-        if gain is not None:
+        how = one_line(confirmation.get("method") or "re-measured in interleaved blocks")
+        many = confirmation.get("blocks")
+        words.append(how[:1].upper() + how[1:] + (f"; {count(many, 'block')}." if isinstance(many, int) else "."))
+        if confirmation.get("reason") and story.conclusion is not Conclusion.IMPROVED:
+            reason = one_line(confirmation["reason"])
+            words.append(reason[:1].upper() + reason[1:] + ".")
+        if gain is not None and story.conclusion is not Conclusion.NO_IMPROVEMENT:
             interval = interval_text(gain.low, gain.high)
             words.append(f"Gain {percent(gain.share, signed=True)}" + (f", {interval}." if interval else "."))
     elif gain is not None:
@@ -87,18 +93,25 @@ def label(story: Story, entry: Tested) -> str:
 def figure_rows(story: Story) -> list[tuple[str, str, str, str, str]]:
     """(figure, baseline, winner, change, limit): every known figure of the baseline and the winner, as text."""
     base, winner = story.baseline, story.winner
-    limits = {limit.name: limit for limit in story.limits}
+    limits = {limited(limit.name): limit for limit in story.limits}
     rows = []
-    for name, (title, unit) in FIGURES.items():
+    for name in [*FIGURES, *(n for n in limits if n not in FIGURES)]:
+        title, unit = figure_title(name)
         a = base.figures.get(name) if base else None
         b = winner.figures.get(name) if winner else None
         if a is None and b is None and name not in limits:
             continue
         change = percent(b / a - 1, signed=True) if a and b is not None and winner is not base else ""
         limit = limits.get(name)
-        bound = "" if limit is None else f"{with_unit(limit.limit, unit)}{headroom(limit.ratio)}"
+        bound = "" if limit is None else limit_words(limit)
         rows.append((title, with_unit(a, unit), with_unit(b, unit), change, bound))
     return rows
+
+
+def limit_words(limit: Limit) -> str:
+    """A limit with the winner's headroom."""
+    least = "at least" if limit.name.startswith("min_") else "at most"
+    return f"{least} {with_unit(limit.limit, figure_title(limit.name)[1])}{headroom(limit.ratio)}"
 
 
 def headroom(ratio: float | None) -> str:

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from autotune.engine.spec import text
 from autotune.records import Config, Value
 
 UNKNOWN = "-"
-OBJECTIVE_UNITS = {"tokens_per_joule": "tokens/J", "tokens_per_s": "tokens/s",
-                   "goodput_per_joule": "tokens/J within limits", "cost": "tokens/$"}
+PHRASES = {"tokens_per_joule": "output tokens per joule", "tokens_per_s": "output tokens per second",
+           "goodput_per_joule": "good output tokens per joule", "cost": "output tokens per unit of money"}
 FIGURES = {
-    "tokens_per_j": ("Tokens per joule", "tokens/J"), "tokens_per_s": ("Throughput", "tokens/s"),
+    "tokens_per_j": ("Output tokens per joule", "tok/J"), "tokens_per_s": ("Throughput", "tok/s"),
     "watts": ("Power", "W"), "ttft_p50_ms": ("TTFT p50", "ms"), "ttft_p99_ms": ("TTFT p99", "ms"),
-    "tpot_p50_ms": ("TPOT p50", "ms"), "tpot_p99_ms": ("TPOT p99", "ms"), "e2e_p99_ms": ("Request p99", "ms"),
-    "accept_length": ("Acceptance length", "tokens/step"), "output_agreement": ("Output agreement", ""),
+    "tpot_p50_ms": ("TPOT p50", "ms"), "tpot_p99_ms": ("TPOT p99", "ms"), "e2e_p99_ms": ("Whole request p99", "ms"),
+    "accept_length": ("Acceptance length", "tok/step"), "output_agreement": ("Output agreement", ""),
     "error_rate": ("Error rate", ""),
 }
 """Attribute: (name for people, unit), in the order in which tables show them."""
+LATENCY = re.compile(r"(ttft|tpot|itl|e2e)_(p50|p90|p99|mean)_ms")
+
+
+def figure_title(name: str) -> tuple[str, str]:
+    """(name for people, unit) of a trial attribute or of a limit."""
+    plain = limited(name)
+    if plain in FIGURES:
+        return FIGURES[plain]
+    latency = LATENCY.fullmatch(plain)
+    if latency:
+        return f"{latency[1].upper() if latency[1] != 'e2e' else 'Whole request'} {latency[2]}", "ms"
+    return ("Speed of a request", "tok/s") if plain == "request_tokens_per_s" else (plain.replace("_", " "), "")
+
+
+def limited(limit: str) -> str:
+    """The figure that a limit bounds: max_watts bounds watts."""
+    return limit.removeprefix("max_").removeprefix("min_")
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -31,7 +31,7 @@ class Made:
 
     def measure(self, config: Config, value: float, *, tpot_ms: float = 20.0, reasons: tuple[str, ...] = (),
                 same_launch: bool = False, assumed: bool = True, **attrs: Any) -> int:
-        """A measurement of `value` tokens/J at 40 W."""
+        """A measurement of `value` tok/J at 40 W."""
         self.launches += 0 if same_launch else 1
         window_s, watts = 10.0, 40.0
         energy = Energy("cpu_time", watts * window_s, window_s, assumed=assumed, scope="server processes")

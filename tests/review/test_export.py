@@ -16,7 +16,7 @@ import pytest
 from autotune.engine.argv import build
 from autotune.engine.spec import EngineSpec
 from autotune.records import NothingFeasible, UsageError
-from autotune.review.verbs import export
+from autotune.review.export import export
 from tests.review.studies import Made, baseline
 
 ODD = 'a folder "quoted" \'twice\'\nand a new line; $(touch hacked) `id` %n {x} #!'
@@ -58,7 +58,7 @@ def test_the_script_starts_exactly_the_measured_command(small: Made, tmp_path: p
 def test_the_header_and_launch_json_say_where_it_came_from(small: Made) -> None:
     path = export(small.settings, small.study)
     text = path.read_text()
-    for said in ("Trial          4", "3.000 tokens/J", "not confirmed (+50.0 %", "ASSUMED", "python -m autotune tune"):
+    for said in ("Trial          4", "3.000 tok/J", "not confirmed (+50.0 %", "ASSUMED", "python -m autotune tune"):
         assert said in text
     origin = json.loads(path.with_suffix(".json").read_text())
     assert origin["trial"] == 4 and origin["feasible"] is True

@@ -7,13 +7,12 @@ import pathlib
 from optuna_dashboard import get_note  # type: ignore[import-untyped]
 
 from autotune.records import Stage
-from autotune.review.notes import LARGEST, note
-from autotune.review.verbs import annotate, attach
+from autotune.review.notes import LARGEST, annotate, attach, note
 from tests.review.studies import Made, baseline
 
 
 def test_the_first_line_tells_a_trials_standing(small: Made) -> None:
-    first = {r.number: note(r, "tokens/J", small.settings.limits).splitlines()[0] for r in small.study.records()}
+    first = {r.number: note(r, "tok/J", small.settings.limits).splitlines()[0] for r in small.study.records()}
     assert first[0] == "### Feasible"
     assert first[2].startswith("### CRASHED at nccl-init")
     assert first[5].startswith("### INFEASIBLE: breaks tpot")
@@ -34,7 +33,7 @@ def test_notes_are_stored_where_the_dashboard_reads_them(small: Made) -> None:
 def test_a_log_cannot_leave_its_code_block(small: Made) -> None:
     number = small.crash(baseline(small, tp=2, dp=2), "odd00001", category="x|y*z", stage=Stage.LOAD,
                          excerpt="```\n# Heading <script>alert(1)</script>\n````")
-    text = note(small.study.record(number), "tokens/J", {})
+    text = note(small.study.record(number), "tok/J", {})
     fence = next(line for line in text.splitlines() if line.startswith("`````"))
     assert fence == "`````text"
     assert text.splitlines().count("`````") >= 1

@@ -78,20 +78,36 @@ def test_choices_that_never_served_have_a_reason(story: Story) -> None:
     assert reasons[("tree_budget", (4, 32))] == "unreached"
 
 
-@pytest.mark.parametrize(("decided", "expected", "said"), [
-    ("improved", Conclusion.IMPROVED, "48.0 % more tokens/J"),
-    ("no_improvement", Conclusion.NO_IMPROVEMENT, "keep the baseline"),
-    ("undecided", Conclusion.UNDECIDED, "could not be told apart"),
+@pytest.mark.parametrize(("decided", "expected", "said", "winner"), [
+    ("improved", Conclusion.IMPROVED, "48.0 % more output tokens per joule", 4),
+    ("no_improvement", Conclusion.NO_IMPROVEMENT, "keep the baseline", 0),
+    ("undecided", Conclusion.UNDECIDED, "ended without a decision", 4),
 ])
-def test_the_confirmation_decides_the_verdict(small: Made, decided: str, expected: Conclusion, said: str) -> None:
-    small.study.set_attr("confirmation", {"method": "interleaved blocks", "decided": decided, "winner": 4, "gain": 0.48,
-                                          "interval": [0.41, 0.55], "blocks": 4})
+def test_the_confirmation_decides_the_verdict(small: Made, decided: str, expected: Conclusion, said: str,
+                                              winner: int) -> None:
+    gained = decided == "improved"
+    small.study.set_attr("confirmation", {
+        "method": "re-launched in interleaved blocks", "decided": decided, "reason": "as the test says", "blocks": 8,
+        "winner": 4 if gained else None, "gain": 0.48 if gained else None, "interval": [0.41, 0.55] if gained else None,
+        "finalists": {"4": {"gain": 0.02, "interval": [-0.01, 0.05], "verdict": "open"}}})
     story = read(small.settings, small.study)
     assert story.conclusion is expected
     assert said in headline(story)
-    assert "+41.0 % to +55.0 %" in support(story)
-    assert story.winner is not None
-    assert story.winner.trial == (0 if expected is Conclusion.NO_IMPROVEMENT else 4)
+    assert story.winner is not None and story.winner.trial == winner
+    assert "Re-launched in interleaved blocks; 8 blocks." in support(story)
+    if gained:
+        assert "95 % interval +41.0 % to +55.0 %" in support(story)
+    else:
+        assert story.gain is None or not story.gain.confirmed
+        assert "As the test says." in support(story)
+
+
+def test_figures_of_a_confirmed_configuration_come_from_its_blocks_alone(small: Made) -> None:
+    small.measure(baseline(small, tree_budget=8, concurrency=8), 2.8, confirm="4", confirm_after=12)
+    small.measure(baseline(small, tree_budget=8, concurrency=8), 2.7, confirm="4", confirm_after=12)
+    best = read(small.settings, small.study).best
+    assert best is not None and best.trials == (4, 12, 13)
+    assert best.value == pytest.approx(2.75)
 
 
 def test_repeats_of_a_configuration_are_averaged(make: Callable[..., Made]) -> None:

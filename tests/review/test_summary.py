@@ -8,9 +8,9 @@ import json
 import pytest
 
 from autotune.records import Stage
+from autotune.review.report import report
 from autotune.review.sources import read
 from autotune.review.summary import as_json, print_summary
-from autotune.review.verbs import report
 from tests.review.studies import Made, baseline
 
 
@@ -23,7 +23,7 @@ def shown(made: Made) -> str:
 def test_the_verdict_comes_first_and_the_tables_follow(small: Made) -> None:
     lines = shown(small).splitlines()
     assert lines[0] == "Study local"
-    assert lines[1] == "Trial 4 gives 50.0 % more tokens/J than the baseline (not confirmed)."
+    assert lines[1] == "Trial 4 gives 50.0 % more output tokens per joule than the baseline (not confirmed)."
     for heading in ("What each choice is worth", "Crashes by signature", "Never served"):
         assert any(line.startswith(heading) for line in lines)
 

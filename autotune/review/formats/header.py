@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from autotune.review.deployment import Deployment
 from autotune.review.wording import one_line
 
@@ -14,3 +16,9 @@ def comment(deployment: Deployment) -> str:
         out += ["#  " + "!" * 100, f"#  !!  {one_line(deployment.warning)}", "#  " + "!" * 100, "#"]
     out += [f"#   {label.ljust(width)}  {fact}" for label, fact in deployment.facts]
     return "\n".join([*out, "#"])
+
+
+def slug(name: str) -> str:
+    """A study's name as the name of a unit, a container or a Kubernetes object (RFC 1123, at most 50 characters)."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
+    return f"autotune-{plain}" if plain else "autotune"

@@ -10,7 +10,9 @@ from autotune.review.formats.header import comment
 
 def render(deployment: Deployment) -> str:
     """The script as text."""
-    out = ["#!/usr/bin/env bash", comment(deployment), "set -euo pipefail", ""]
+    out = ["#!/usr/bin/env bash", comment(deployment),
+           "# shellcheck disable=SC2016  # single quotes are meant: nothing in a value may expand",
+           "set -euo pipefail", ""]
     for parameter in deployment.parameters:
         out.append(f"{parameter.name}=${{{parameter.name}:-{shlex.quote(parameter.default)}}}"
                    f"  # {parameter.what}" if "\n" not in parameter.default else

@@ -1,0 +1,40 @@
+"""What Compose and Kubernetes share: a container sees model folders under /models and listens on every interface."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from autotune.review.deployment import Deployment, Parameter
+
+PORT = 8000
+PYTHON = "python3"
+START_SLACK = 3
+SHORTEST_START_S = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Mount:
+    """A folder of the host, read-only in the container."""
+
+    parameter: Parameter
+    inside: str
+
+
+def mounts(deployment: Deployment) -> tuple[Mount, ...]:
+    """One mount for each model that is a folder."""
+    return tuple(Mount(p, f"/models/{p.name.removeprefix('MODEL_').lower()}") for p in deployment.models)
+
+
+def image(deployment: Deployment) -> str:
+    """The engine and version that an image must have, as words."""
+    return " ".join(x for x in (deployment.package or deployment.engine, deployment.version) if x)
+
+
+def start_limit_s(deployment: Deployment) -> int:
+    """How long a start may take: three times what it took when it was measured, and five minutes at least."""
+    return max(SHORTEST_START_S, math.ceil(START_SLACK * (deployment.startup_s or 0)))
+
+
+def stop_limit_s(deployment: Deployment) -> int:
+    return math.ceil(deployment.stop_s) + 20
