@@ -20,7 +20,7 @@ from autotune.engine.probe import Gpus
 from autotune.history import TrialRecord
 from autotune.judge import judge_for
 from autotune.records import Config
-from autotune.search.protocol import Launch, Observation, Pivot, Stop, StopKind
+from autotune.search.protocol import Best, Launch, Observation, Pivot, Stop, StopKind
 from autotune.study import Study, sqlite_url
 from autotune.trial import Bench
 from autotune.tune import Tuner
@@ -52,6 +52,9 @@ class Listed:
 
     def pending(self, server: Config) -> None: ...
     def done(self, server: Config) -> None: ...
+
+    def best(self) -> Best | None:
+        return None
 
     def pivots(self) -> list[Pivot]:
         return []
