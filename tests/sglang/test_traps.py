@@ -106,6 +106,12 @@ def test_trees_are_kept_from_pages_and_from_attention_without_a_tree_mask(versio
     assert forbidden(stock(), version, speculation="none", page_size=16, attention_backend="triton") is None
 
 
+@both
+def test_a_failed_server_does_not_wait_for_a_core_dump(version: str) -> None:
+    _, command = small(stock(), version, dtype="auto")
+    assert command.env["SGLANG_CUDA_COREDUMP_BEFORE_CRASH"] == "0"
+
+
 def test_attention_dp_is_spelled_by_version() -> None:
     _, old = small(stock(), "0.5.16", parallel="tp8_dp_attention")
     _, new = small(stock(), "0.5.23", parallel="tp8_dp_attention")
