@@ -6,7 +6,9 @@ JOBS is a list of {"argv": [...], "env": {...}} (argv without the interpreter an
 came: parse (argparse refused), resolve (SGLang's own checks refused) or done, with the error and the resolved values.
 """
 
+import argparse
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -23,12 +25,8 @@ VALUES = ("attention_backend", "page_size", "max_running_requests", "speculative
 
 
 def main(jobs_file: str, results_file: str) -> None:
-    import argparse
-
-    from sglang.srt.server_args import ServerArgs
-
     parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
+    importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
     with open(jobs_file) as file:
         jobs = json.load(file)
     outside = dict(os.environ)
@@ -42,8 +40,7 @@ def main(jobs_file: str, results_file: str) -> None:
 
 
 def attempt(argv: list[str]) -> dict[str, Any]:
-    from sglang.srt.server_args import prepare_server_args
-
+    prepare_server_args = importlib.import_module("sglang.srt.server_args").prepare_server_args
     said = io.StringIO()
     reached = "parse"
     try:
@@ -62,11 +59,8 @@ def attempt(argv: list[str]) -> dict[str, Any]:
 
 
 def values(args: Any) -> dict[str, Any]:
-    try:
-        from sglang.srt.arg_groups.overrides import resolved_view
-        view = resolved_view(args)
-    except ImportError:
-        view = args
+    overrides = importlib.import_module("sglang.srt.arg_groups.overrides")
+    view = overrides.resolved_view(args)
     found = {name: getattr(view, name, getattr(args, name, None)) for name in VALUES}
     config = found.pop("cuda_graph_config")
     for phase in ("decode", "prefill"):
@@ -79,8 +73,7 @@ def values(args: Any) -> dict[str, Any]:
 
 def environment(args: Any) -> dict[str, str]:
     """What the server would set in its environment for NCCL, computed by its own function."""
-    from sglang.srt.entrypoints import engine
-
+    engine = importlib.import_module("sglang.srt.entrypoints.engine")
     before = dict(os.environ)
     with contextlib.suppress(Exception):  # it also checks kernels that are not installed here, after NCCL's variables
         engine._set_envs_and_config(args)

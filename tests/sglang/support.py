@@ -28,8 +28,9 @@ def ruled(loaded: Settings, version: str) -> Space:
     return bare.with_rules(loaded.engine.rules_for(bare, version))
 
 
-def small(engine: EngineSpec, version: str, concurrency: int = 64, **choices: Value) -> tuple[Space, Command]:
-    """A space with one choice per parameter, and the command of that configuration."""
+def small(engine: EngineSpec, version: str, **choices: Value) -> tuple[Space, Command]:
+    """A space with one choice per parameter, and the command of that configuration; concurrency is the largest load."""
+    concurrency = choices.pop("concurrency", 64)
     params: dict[str, dict[str, object]] = {name: {"choices": [value]} for name, value in choices.items()}
     params["concurrency"] = {"choices": [1, concurrency], "load": True}
     space = Space.parse({"name": "small", "engine": engine.name, "model": {"target": "T", "draft": "D"},

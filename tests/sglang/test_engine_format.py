@@ -18,7 +18,7 @@ def space(params: dict[str, Any], baseline: dict[str, Any]) -> Space:
     return Space.parse({"name": "s", "engine": "e", "params": params, "baseline": baseline}, "space s")
 
 
-TREE = {"spec": {"choices": {"tree": {"args": ["--tree"]}, "chain": {}}, "default": "tree"},
+TREE: dict[str, Any] = {"spec": {"choices": {"tree": {"args": ["--tree"]}, "chain": {}}, "default": "tree"},
         "width": {"flag": "--width"}, "batch": {"flag": "--batch", "default": "{max_concurrency}"}}
 
 

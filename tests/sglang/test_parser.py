@@ -112,20 +112,23 @@ def traps(version: str) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Command lines that show what SGLang does with the combinations that our rules and defaults are about."""
     engine = settings("h200").engine
 
-    def line(*extra: str, _env: Mapping[str, str] | None = None, **choices: Value) -> tuple[list[str], dict[str, str]]:
+    def line(*extra: str, **choices: Value) -> tuple[list[str], dict[str, str]]:
         _, command = small(engine, version, **{"dtype": "auto", **choices})
-        return [*located(arguments(command)), *extra], {**(_env or {}), **command.env}
+        return [*located(arguments(command)), *extra], dict(command.env)
+
+    def inheriting(job: tuple[list[str], dict[str, str]]) -> tuple[list[str], dict[str, str]]:
+        """The same started from an environment that has NVLS on."""
+        return job[0], {"NCCL_NVLS_ENABLE": "1", **job[1]}
 
     def without(flag: str, **choices: Value) -> tuple[list[str], dict[str, str]]:
         argv, env = line(**choices)
         at = argv.index(flag)
         return argv[:at] + argv[at + 2:], env
 
-    inherited = {"NCCL_NVLS_ENABLE": "1"}
     return {
-        "nvls inherited": (line()[0], inherited),
-        "nvls unsaid": line(_env=inherited),
-        "nvls off": line(_env=inherited, nvls=False),
+        "nvls inherited": inheriting((line()[0], {})),
+        "nvls unsaid": inheriting(line()),
+        "nvls off": inheriting(line(nvls=False)),
         "nvls on": line(nvls=True),
         "symmetric memory, nvls off": (line("--enable-symm-mem", nvls=False)[0], {"NCCL_NVLS_ENABLE": "0"}),
         "deepep": line(parallel="tp8", moe_a2a_backend="deepep"),

@@ -9,6 +9,7 @@ import importlib.machinery
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 
 class _BeforeTorchvision(importlib.abc.MetaPathFinder):
@@ -19,7 +20,8 @@ class _BeforeTorchvision(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
             import torch
 
-            library = torch.library.Library("torchvision", "DEF")
+            make: Any = torch.library.Library
+            library = make("torchvision", "DEF")
             library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
             library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
             self.library = library  # dropping it would undo the definitions
