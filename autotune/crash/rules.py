@@ -5,7 +5,8 @@
 
 How a winner is picked: every rule belongs to a tier (cause, generic, symptom, echo). The lowest tier wins, in it
 the earliest line, on one line the earlier rule of the table. What a log says by the way (warnings, fall-backs)
-comes after all tiers; advice texts count nothing.
+comes after all tiers, and so does a match of a strict rule outside a statement of an error; advice texts count
+nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ SYMPTOM, ECHO, ASIDE = 2, 3, 4
 BEFORE, AFTER = 60, 30
 """The neighbourhood of a match that `near` and `unless` look at (lines)."""
 MATCHES = 40
-KEYS = {"category", "tier", "any", "near", "unless", "stages", "stage", "blame", "blame_by_stage", "explanation",
-        "next_step"}
+STATES_ERROR = re.compile(r"\b(?:error|exception|fatal|fail(?:ed|ure)?|assert\w*|abort\w*|panic)\b|error:", re.I)
+KEYS = {"category", "tier", "strict", "any", "within", "near", "unless", "stages", "stage", "blame", "blame_by_stage",
+        "explanation", "next_step"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,9 @@ class Rule:
 
     category: str
     tier: int
+    strict: bool
     patterns: tuple[re.Pattern[str], ...]
+    within: tuple[re.Pattern[str], ...]
     near: tuple[re.Pattern[str], ...]
     unless: tuple[re.Pattern[str], ...]
     stages: frozenset[Stage]
@@ -75,12 +79,13 @@ class Table:
     def find(self, log: Log, blocks: Sequence[Block], stage_at: Callable[[int], Stage | None]) -> Found | None:
         """The rule that explains the log. `stage_at(line)` is the stage that the log implies there."""
         text = self.without_advice(log.lower)
+        errors = _errors(log, blocks)
         best: tuple[int, int, int] | None = None
         chosen: Found | None = None
         for order, rule in enumerate(self.rules):
             if best is not None and rule.tier > best[0]:
                 continue
-            hits = list(self._hits(rule, log, text, blocks, stage_at))
+            hits = list(self._hits(rule, log, text, blocks, errors, stage_at))
             if not hits:
                 continue
             tier = min(hit.tier for hit in hits)
@@ -101,7 +106,7 @@ class Table:
             text = pattern.sub(lambda match: re.sub(r"[^\n]", "\0", match[0]), text)
         return text
 
-    def _hits(self, rule: Rule, log: Log, text: str, blocks: Sequence[Block],
+    def _hits(self, rule: Rule, log: Log, text: str, blocks: Sequence[Block], errors: frozenset[int],
               stage_at: Callable[[int], Stage | None]) -> Iterator[Found]:
         for pattern in rule.patterns:
             for count, match in enumerate(pattern.finditer(text)):
@@ -110,20 +115,36 @@ class Table:
                 line = bisect.bisect_right(log.start, match.start()) - 1
                 if rule.stages and (stage_at(line) or rule.stage) not in rule.stages:
                     continue
-                if (rule.near or rule.unless) and not _fits(rule, log, text, line, blocks):
+                if (rule.within or rule.near or rule.unless) and not _fits(rule, log, text, line, blocks):
                     continue
                 quiet = log.lines[line].level in ("info", "warning") and rule.tier < SYMPTOM
-                aside = quiet or self.aside.search(log.lines[line].text)
+                stated = not rule.strict or line in errors
+                aside = quiet or not stated or self.aside.search(log.lines[line].text)
                 yield Found(rule, ASIDE if aside else rule.tier, line, match[0])
 
 
 def _fits(rule: Rule, log: Log, text: str, line: int, blocks: Sequence[Block]) -> bool:
     first, last = max(0, line - BEFORE), min(len(log.lines), line + AFTER)
-    for block in blocks:
-        if block.first <= line <= block.last:
-            first, last = min(first, block.first), max(last, block.last + 1)
-    around = text[log.start[first]:log.start[last] if last < len(log.lines) else len(text)]
-    return all(p.search(around) for p in rule.near) and not any(p.search(around) for p in rule.unless)
+    inside = [block for block in blocks if block.first <= line <= block.last]
+    for block in inside:
+        first, last = min(first, block.first), max(last, block.last + 1)
+    around = _part(log, text, first, last)
+    if not all(p.search(around) for p in rule.near) or any(p.search(around) for p in rule.unless):
+        return False
+    whole = "".join(_part(log, text, block.first, block.last + 1) for block in inside)
+    return all(p.search(whole) for p in rule.within)
+
+
+def _part(log: Log, text: str, first: int, last: int) -> str:
+    """The lines first..last-1 of the text."""
+    return text[log.start[first]:log.start[last] if last < len(log.lines) else len(text)]
+
+
+def _errors(log: Log, blocks: Sequence[Block]) -> frozenset[int]:
+    """The lines that state an error: exceptions with their messages, lines of that level or with such a word."""
+    raised = {i for block in blocks if block.at is not None for i in range(block.at, block.last + 1)}
+    return frozenset(raised | {i for i, line in enumerate(log.lines)
+                               if line.level == "error" or STATES_ERROR.search(line.text)})
 
 
 @functools.cache
@@ -137,12 +158,13 @@ def load() -> Table:
 
 def parse(data: Mapping[str, Any]) -> Table:
     """A table from plain data. Raises ValueError naming a malformed entry."""
+    words = data.get("words") or {}
     rules: list[Rule] = []
     silent: dict[str, Rule] = {}
     told: dict[str, Rule] = {}
     for number, entry in enumerate(data["rules"], 1):
         try:
-            rule = _rule(entry, told)
+            rule = _rule(entry, told, words)
         except (KeyError, TypeError, ValueError, re.error) as error:
             raise ValueError(f"rules.yaml: entry {number} ({entry.get('category')}): {error!r}") from error
         told.setdefault(rule.category, rule)
@@ -154,12 +176,14 @@ def parse(data: Mapping[str, Any]) -> Table:
                  _stage_patterns(data["markers"]), _stage_patterns(data["frames"]))
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
+def compiled(pattern: str, words: Mapping[str, str] | None = None) -> re.Pattern[str]:
     """A pattern of the table: case does not matter, a blank stands for any white space including a line's end.
 
-    It is lower-cased (escapes excepted) and meant for lower-cased text: Python searches that much faster than
-    with IGNORECASE.
+    `<name>` stands for the alternatives that `words` gives for it. The pattern is lower-cased (escapes excepted) and
+    meant for lower-cased text: Python searches that much faster than with IGNORECASE.
     """
+    for name, alternatives in (words or {}).items():
+        pattern = pattern.replace(f"<{name}>", f"(?:{alternatives})")
     lowered = re.sub(r"\\.|\(\?P<\w+>|[A-Z]", lambda m: m[0] if m[0][0] in "\\(" else m[0].lower(), pattern)
     return re.compile(re.sub(r" (?![*+?{])", r"\\s+", lowered), re.M)
 
@@ -168,7 +192,7 @@ def _stage_patterns(entries: Sequence[Mapping[str, Any]]) -> tuple[tuple[Stage, 
     return tuple((Stage.parse(e["stage"]), compiled("|".join(f"(?:{p})" for p in e["any"]))) for e in entries)
 
 
-def _rule(entry: Mapping[str, Any], told: Mapping[str, Rule]) -> Rule:
+def _rule(entry: Mapping[str, Any], told: Mapping[str, Rule], words: Mapping[str, str]) -> Rule:
     unknown = set(entry) - KEYS
     if unknown:
         raise ValueError(f"unknown key {', '.join(sorted(unknown))}")
@@ -178,10 +202,14 @@ def _rule(entry: Mapping[str, Any], told: Mapping[str, Rule]) -> Rule:
     if not explanation or not next_step:
         raise ValueError("explanation and next_step are needed in the first entry of a category")
     stages = frozenset(Stage.parse(s) for s in entry.get("stages", ()))
+
+    def patterns(key: str) -> tuple[re.Pattern[str], ...]:
+        return tuple(compiled(pattern, words) for pattern in entry.get(key, ()))
+
     return Rule(
         category=entry["category"], tier=TIERS.index(entry.get("tier", "cause")),
-        patterns=tuple(map(compiled, entry.get("any", ()))), near=tuple(map(compiled, entry.get("near", ()))),
-        unless=tuple(map(compiled, entry.get("unless", ()))), stages=stages,
+        strict=bool(entry.get("strict", False)), patterns=patterns("any"), within=patterns("within"),
+        near=patterns("near"), unless=patterns("unless"), stages=stages,
         stage=Stage.parse(entry["stage"]) if "stage" in entry else None, blame=Blame(entry["blame"]),
         blame_by_stage={Stage.parse(s): Blame(b) for s, b in entry.get("blame_by_stage", {}).items()},
         explanation=" ".join(explanation.split()), next_step=" ".join(next_step.split()))
