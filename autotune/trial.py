@@ -71,7 +71,7 @@ class LiveServer:
             problem = sentence(verdict) if verdict.wrong else ""
         if not problem:
             return None
-        failure = self.server.failure("bad_answer", problem)
+        failure = self.server.failure("hung" if "Timeout" in problem else "bad_answer", problem)
         if verdict is None:
             return self.bench.crash(self.server, dataclasses.replace(failure, stage=Stage.SERVING))
         return classify(problem, stage=Stage.SERVING, exit_status=None, after_s=failure.after_s, detail=problem)
