@@ -118,7 +118,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point: one line and an exit code for whatever goes wrong."""
+    """Entry point: one line and an exit code for whatever goes wrong. SIGTERM ends a run like Ctrl-C does."""
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run(sys.argv[1:] if argv is None else argv)
     except AutotuneError as error:
