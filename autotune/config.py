@@ -61,8 +61,16 @@ class WorkloadSettings:
     seed: int
 
     def __post_init__(self) -> None:
-        _positive("workload", self, "output_tokens", "window_s", "window_max_s", "precision", "request_timeout_s",
-                  "warmup_max_s")
+        _positive(
+            "workload",
+            self,
+            "output_tokens",
+            "window_s",
+            "window_max_s",
+            "precision",
+            "request_timeout_s",
+            "warmup_max_s",
+        )
         if not self.contexts or min(self.contexts) <= 0:
             raise UsageError("workload.contexts must list at least one positive prompt length in tokens")
         if not 0 <= self.spread < 1 or not 0 <= self.shared_prefix <= 1 or not 0 <= self.max_error_rate <= 1:
@@ -96,8 +104,9 @@ class StudySettings:
                 raise UsageError(f"study.{name} must be positive (or null for no limit), not {value}")
         if not 0 <= self.min_gain < 1:
             raise UsageError("study.min_gain is a share between 0 and 1")
-        if self.name is not None and (not self.name.strip() or set(self.name) & set("/\\\0") or
-                                      self.name.startswith(".")):
+        if self.name is not None and (
+            not self.name.strip() or set(self.name) & set("/\\\0") or self.name.startswith(".")
+        ):
             raise UsageError(f"study.name {self.name!r} must be a plain folder name")
 
 
@@ -150,8 +159,14 @@ class Settings:
         return self.outputs / self.study_name
 
 
-SECTIONS: dict[str, type[Any]] = {"power": PowerSettings, "workload": WorkloadSettings, "server": ServerSettings,
-                                  "study": StudySettings, "matrix": MatrixSettings, "report": ReportSettings}
+SECTIONS: dict[str, type[Any]] = {
+    "power": PowerSettings,
+    "workload": WorkloadSettings,
+    "server": ServerSettings,
+    "study": StudySettings,
+    "matrix": MatrixSettings,
+    "report": ReportSettings,
+}
 SCALARS = {"objective": str, "device": str, "outputs": str, "config": str, "format": str}
 
 
@@ -209,8 +224,11 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
     GlobalHydra.instance().clear()
     with initialize_config_dir(version_base="1.3", config_dir=str(data_folder("conf"))):
         if "engine" not in keys:
-            only_space = [w for w, p in zip(wanted, parsed, strict=True)
-                          if p.key_or_group == "space" or p.key_or_group.startswith("space.")]
+            only_space = [
+                w
+                for w, p in zip(wanted, parsed, strict=True)
+                if p.key_or_group == "space" or p.key_or_group.startswith("space.")
+            ]
             first = compose("config", overrides=only_space)
             name = OmegaConf.select(first, "space.engine")
             if not isinstance(name, str):
@@ -222,8 +240,9 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
     return _settings({str(k): v for k, v in plain.items()}, keys, tuple(overrides), files)
 
 
-def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
-              files: Mapping[str, pathlib.Path]) -> Settings:
+def _settings(
+    cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...], files: Mapping[str, pathlib.Path]
+) -> Settings:
     if not isinstance(cfg.get("space"), dict):
         raise UsageError(f"pass +space=NAME; spaces: {', '.join(sorted(files))}")
     known = {*SECTIONS, *SCALARS, "space", "engine", "limits", "trial", "out"}
@@ -250,9 +269,20 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
     if cfg["trial"] is not None and (not isinstance(cfg["trial"], int) or cfg["trial"] < 0):
         raise UsageError(f"trial must be a trial's number, not {cfg['trial']!r}")
     return Settings(
-        space=space.with_rules(engine.rules), engine=engine, limits=limits, objective=cfg["objective"],
-        device=cfg["device"], outputs=pathlib.Path(cfg["outputs"]), config=str(cfg["config"]), trial=cfg["trial"],
-        format=cfg["format"], out=cfg["out"], overrides=overrides, composed=cfg, **sections)
+        space=space.with_rules(engine.rules),
+        engine=engine,
+        limits=limits,
+        objective=cfg["objective"],
+        device=cfg["device"],
+        outputs=pathlib.Path(cfg["outputs"]),
+        config=str(cfg["config"]),
+        trial=cfg["trial"],
+        format=cfg["format"],
+        out=cfg["out"],
+        overrides=overrides,
+        composed=cfg,
+        **sections,
+    )
 
 
 def section(kind: type[Any], raw: Any, name: str) -> Any:
@@ -290,8 +320,10 @@ def _no_misread_words(file: pathlib.Path) -> None:
         raise UsageError(f"{file}: cannot be read: {_one_line(error)}") from error
     for token in tokens:
         if isinstance(token, yaml.ScalarToken) and token.plain and token.value.lower() in MISREAD:
-            raise UsageError(f"{file}, line {token.start_mark.line + 1}: YAML reads {token.value} as a boolean: "
-                             f'write true or false, or quote it: "{token.value}"')
+            raise UsageError(
+                f"{file}, line {token.start_mark.line + 1}: YAML reads {token.value} as a boolean: "
+                f'write true or false, or quote it: "{token.value}"'
+            )
 
 
 def _one_line(error: Exception) -> str:

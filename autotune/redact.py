@@ -15,18 +15,23 @@ from collections.abc import Iterable, Mapping, Sequence
 HIDDEN = "[redacted]"
 NAME = re.compile(
     r"(?:^|[-_.])(?:api[-_]?key|access[-_]?key|secret|token|password|passwd|passphrase|credentials?|auth|private[-_]?key"
-    r"|bearer|cookie|session[-_]?key|dsn)(?:$|[-_.])|(?:^|[-_])(?:key|pat|pwd)$", re.I)
+    r"|bearer|cookie|session[-_]?key|dsn)(?:$|[-_.])|(?:^|[-_])(?:key|pat|pwd)$",
+    re.I,
+)
 HARMLESS = re.compile(
     r"(?:max|min|num|new|output|input|total|draft|prefill|running|kv|cache|best|first|mask|pad|eos|bos|skip|per)[-_]?"
     r"(?:[a-z]+[-_])*tokens?|tokens?[-_](?:per|map|budget|capacity|limit|usage|worker)|tokenizer|token[-_]map|"
-    r"(?:^|[-_])tokens(?:$|[-_])", re.I)
+    r"(?:^|[-_])tokens(?:$|[-_])",
+    re.I,
+)
 SHAPES = re.compile(
     r"(?P<url>(?<=://)[^\s/@:\"']*:[^\s/@\"']+(?=@))"
     r"|\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[A-Za-z0-9_-]{16,}"
     r"|xox[abprs]-[A-Za-z0-9-]{10,}|AKIA[0-9A-Z]{16}|nvapi-[A-Za-z0-9_-]{16,}"
     r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+)"
     r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)")
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+)
 ASSIGNED = re.compile(r"(?P<name>[A-Za-z0-9_.-]{2,60})(?P<sep>[\"']?\s*[=:]\s*[\"']?)(?P<value>[^\s\"',;&]{4,})")
 SHORTEST = 4
 """Values shorter than this are not replaced everywhere (they would hit ordinary text)."""
@@ -66,8 +71,10 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {k: HIDDEN if isinstance(k, str) and secret_name(k) and isinstance(v, str) and v else self.data(v)
-                    for k, v in value.items()}
+            return {
+                k: HIDDEN if isinstance(k, str) and secret_name(k) and isinstance(v, str) and v else self.data(v)
+                for k, v in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self.data(v) for v in value]
         return value

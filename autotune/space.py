@@ -18,8 +18,22 @@ from typing import Any
 
 from autotune.records import Config, UsageError, Value, config_key, digest
 
-KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "baseline", "describe",
-        "workload", "limits", "study", "power", "server"}
+KEYS = {
+    "name",
+    "engine",
+    "model",
+    "needs",
+    "params",
+    "forbid",
+    "belief",
+    "baseline",
+    "describe",
+    "workload",
+    "limits",
+    "study",
+    "power",
+    "server",
+}
 OVERLAYS = ("workload", "limits", "study", "power", "server")
 """Sections of a space that overlay the settings of the same name in conf/."""
 ENUMERABLE = 200_000
@@ -74,10 +88,14 @@ class Space:
             raise UsageError(f"{where}: params is empty: name at least one parameter with choices")
         rules = tuple(_rule(item, where) for item in raw.get("forbid") or [])
         space = cls(
-            name=_text(raw.get("name"), where, "name"), engine=_text(raw.get("engine"), where, "engine"),
-            params=params, rules=rules, baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
+            name=_text(raw.get("name"), where, "name"),
+            engine=_text(raw.get("engine"), where, "engine"),
+            params=params,
+            rules=rules,
+            baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
             model={str(k): str(v) for k, v in (raw.get("model") or {}).items()},
-            needs=dict(raw.get("needs") or {}), belief=_beliefs(raw.get("belief") or {}, where),
+            needs=dict(raw.get("needs") or {}),
+            belief=_beliefs(raw.get("belief") or {}, where),
             describe=str(raw.get("describe") or ""),
         )
         space._check(where)
@@ -102,8 +120,9 @@ class Space:
     @property
     def digest(self) -> str:
         """Identity of what is searched: parameters, conditions, rules and model, not names or prose."""
-        parts = [[p.name, list(p.choices), sorted((k, list(v)) for k, v in p.when.items()), p.load]
-                 for p in self.params]
+        parts = [
+            [p.name, list(p.choices), sorted((k, list(v)) for k, v in p.when.items()), p.load] for p in self.params
+        ]
         return digest(json.dumps([parts, self.engine, dict(self.model)], sort_keys=True, default=str))
 
     def split(self, config: Config) -> tuple[dict[str, Value], dict[str, Value]]:
@@ -123,8 +142,10 @@ class Space:
         """The configuration with values taken from the choices. Raises UsageError when it is not in the space."""
         unknown = set(config) - {p.name for p in self.params}
         if unknown:
-            raise UsageError(f"{where}: unknown parameter {', '.join(sorted(unknown))}; "
-                             f"the space has {', '.join(p.name for p in self.params)}")
+            raise UsageError(
+                f"{where}: unknown parameter {', '.join(sorted(unknown))}; "
+                f"the space has {', '.join(p.name for p in self.params)}"
+            )
         clean: dict[str, Value] = {}
         for param in self.params:
             if not self.active(param, clean):
@@ -135,8 +156,9 @@ class Space:
                 raise UsageError(f"{where}: {param.name} is missing (choices: {_list(param.choices)})")
             found = [c for c in param.choices if _among(config[param.name], (c,))]
             if not found:
-                raise UsageError(f"{where}: {param.name}={config[param.name]!r} is not a choice "
-                                 f"({_list(param.choices)})")
+                raise UsageError(
+                    f"{where}: {param.name}={config[param.name]!r} is not a choice ({_list(param.choices)})"
+                )
             clean[param.name] = found[0]
         return clean
 
@@ -146,8 +168,10 @@ class Space:
 
     def loads(self, server: Config | None = None) -> list[dict[str, Value]]:
         """Every load part that is allowed on `server` (on some server, without one)."""
-        loads = [{k: v for k, v in full.items() if self.param(k).load}
-                 for full in self._walk(self.load_params, dict(server or {}), bool(server))]
+        loads = [
+            {k: v for k, v in full.items() if self.param(k).load}
+            for full in self._walk(self.load_params, dict(server or {}), bool(server))
+        ]
         return loads or [{}]
 
     def size(self) -> int:
@@ -165,8 +189,9 @@ class Space:
                 return config
         raise UsageError(f"{self.name}: the forbid rules leave (almost) no configuration")
 
-    def _walk(self, params: Sequence[Param], start: dict[str, Value] | None = None,
-              ruled: bool = True) -> Iterator[dict[str, Value]]:
+    def _walk(
+        self, params: Sequence[Param], start: dict[str, Value] | None = None, ruled: bool = True
+    ) -> Iterator[dict[str, Value]]:
         def extend(index: int, config: dict[str, Value]) -> Iterator[dict[str, Value]]:
             if index == len(params):
                 if not ruled or self.forbidden(config) is None:
@@ -189,12 +214,15 @@ class Space:
         for param in self.params:
             for other, values in param.when.items():
                 if other not in seen:
-                    raise UsageError(f"{where}: params.{param.name}.when names {other}, "
-                                     "which is not a parameter listed before it")
+                    raise UsageError(
+                        f"{where}: params.{param.name}.when names {other}, which is not a parameter listed before it"
+                    )
                 self._check_values(other, values, f"{where}: params.{param.name}.when")
                 if not param.load and self.param(other).load:
-                    raise UsageError(f"{where}: params.{param.name} needs a launch, so its when cannot name "
-                                     f"the load parameter {other}")
+                    raise UsageError(
+                        f"{where}: params.{param.name} needs a launch, so its when cannot name "
+                        f"the load parameter {other}"
+                    )
             seen.add(param.name)
         for rule in self.rules:
             for other, values in rule.when.items():

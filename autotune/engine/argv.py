@@ -34,8 +34,16 @@ class Command:
         return dataclasses.replace(self, argv=tuple(changes.get(arg, arg) for arg in self.argv))
 
 
-def build(engine: EngineSpec, space: Space, server: Config, *, host: str = "127.0.0.1", port: int | str = 0,
-          device: str = "auto", version: str | None = None) -> Command:
+def build(
+    engine: EngineSpec,
+    space: Space,
+    server: Config,
+    *,
+    host: str = "127.0.0.1",
+    port: int | str = 0,
+    device: str = "auto",
+    version: str | None = None,
+) -> Command:
     """The command that starts `server`, a server part of `space`, on `engine`.
 
     Raises UsageError when the engine file does not know a parameter, a choice or a placeholder, or has
@@ -73,12 +81,15 @@ def choose(engine: EngineSpec, name: str, value: Value, version: str | None) -> 
     for action in actions:
         if matches(action.versions, version):
             return action
-    raise UsageError(f"{where} cannot express {name}={text(value)} in version {version or 'unknown'} "
-                     f"(it can in {'; '.join(a.versions for a in actions)})")
+    raise UsageError(
+        f"{where} cannot express {name}={text(value)} in version {version or 'unknown'} "
+        f"(it can in {'; '.join(a.versions for a in actions)})"
+    )
 
 
-def variables(engine: EngineSpec, space: Space, server: Config, *, host: str, port: int | str,
-              device: str) -> dict[str, str]:
+def variables(
+    engine: EngineSpec, space: Space, server: Config, *, host: str, port: int | str, device: str
+) -> dict[str, str]:
     """What placeholders in an engine file may name."""
     values = {"host": host, "port": str(port), "device": device, "python": engine.python or sys.executable}
     values.update({f"model.{key}": path for key, path in space.model.items()})

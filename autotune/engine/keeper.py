@@ -103,7 +103,7 @@ def descendants() -> set[int]:
         if entry.isdigit():
             with contextlib.suppress(OSError, IndexError, ValueError):
                 stat = pathlib.Path("/proc", entry, "stat").read_bytes()
-                parents.setdefault(int(stat[stat.rindex(b")") + 2:].split()[1]), []).append(int(entry))
+                parents.setdefault(int(stat[stat.rindex(b")") + 2 :].split()[1]), []).append(int(entry))
     found: set[int] = set()
     todo = [os.getpid()]
     while todo:
@@ -157,15 +157,14 @@ def write_json(path: pathlib.Path, value: object) -> None:
 def started(pid: int) -> str:
     """A process's start time as the kernel counts it: with the pid, and until reboot, an identity."""
     stat = pathlib.Path("/proc", str(pid), "stat").read_bytes()
-    return stat[stat.rindex(b")") + 2:].split()[19].decode()
+    return stat[stat.rindex(b")") + 2 :].split()[19].decode()
 
 
 def keep(order: dict[str, object], control: int) -> int:
     """Run one server to its end; see the module's docstring."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     folder = pathlib.Path(str(order["folder"]))
-    log = BoundedLog(folder / "server.log", int(str(order["log_limit_bytes"])),
-                     Redactor(order["secrets"]))  # type: ignore[arg-type]
+    log = BoundedLog(folder / "server.log", int(str(order["log_limit_bytes"])), Redactor(order["secrets"]))  # type: ignore[arg-type]
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
@@ -174,20 +173,34 @@ def keep(order: dict[str, object], control: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     try:
-        server = subprocess.Popen(order["argv"], cwd=str(order["cwd"]), env=order["env"],  # type: ignore[call-overload]
-                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  start_new_session=True)
+        server = subprocess.Popen(
+            order["argv"],
+            cwd=str(order["cwd"]),
+            env=order["env"],  # type: ignore[call-overload]
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     except OSError as error:
         log.write(f"autotune: cannot start the server: {error}\n".encode())
         log.close()
         write_json(folder / "exit.json", {"exit_status": 127, "ended_by": "start", "left": 0})
         return 0
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    write_json(folder / "owner.json", {
-        "boot": boot, "keeper": os.getpid(), "keeper_started": started(os.getpid()),
-        "server": server.pid, "server_started": started(server.pid), "session": server.pid,
-        "marker": order["env"]["AUTOTUNE_LAUNCH"], "port": order.get("port"),  # type: ignore[index]
-    })
+    write_json(
+        folder / "owner.json",
+        {
+            "boot": boot,
+            "keeper": os.getpid(),
+            "keeper_started": started(os.getpid()),
+            "server": server.pid,
+            "server_started": started(server.pid),
+            "session": server.pid,
+            "marker": order["env"]["AUTOTUNE_LAUNCH"],
+            "port": order.get("port"),  # type: ignore[index]
+        },
+    )
     output = server.stdout
     assert output is not None
     sources = [control, wake_read, output.fileno()]
@@ -212,8 +225,10 @@ def keep(order: dict[str, object], control: int) -> int:
     ended.update(end_all(float(str(order["term_s"])), server.pid))
     drained.join(5)
     log.close()
-    write_json(folder / "exit.json", {"exit_status": ended.get(server.pid), "ended_by": ended_by,
-                                      "left": left if ended_by == "itself" else 0})
+    write_json(
+        folder / "exit.json",
+        {"exit_status": ended.get(server.pid), "ended_by": ended_by, "left": left if ended_by == "itself" else 0},
+    )
     return 0
 
 

@@ -71,7 +71,7 @@ def members(session: int, marker: str, oldest: int) -> set[int]:
             continue
         try:
             stat = (entry / "stat").read_bytes()
-            fields = stat[stat.rindex(b")") + 2:].split()
+            fields = stat[stat.rindex(b")") + 2 :].split()
             if fields[0] == b"Z" or int(fields[19]) < oldest:
                 continue
             if int(fields[3]) == session or wanted in (entry / "environ").read_bytes().split(b"\0"):
@@ -85,7 +85,7 @@ def start_time(pid: int) -> str | None:
     """A process's start time in clock ticks since boot; None when it does not run."""
     try:
         stat = pathlib.Path("/proc", str(pid), "stat").read_bytes()
-        fields = stat[stat.rindex(b")") + 2:].split()
+        fields = stat[stat.rindex(b")") + 2 :].split()
     except (OSError, ValueError):
         return None
     return None if fields[0] == b"Z" else fields[19].decode()

@@ -60,8 +60,15 @@ class Failure:
 
 
 class Server:
-    def __init__(self, command: Command, engine: EngineSpec, folder: pathlib.Path, settings: ServerSettings,
-                 port: int, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        command: Command,
+        engine: EngineSpec,
+        folder: pathlib.Path,
+        settings: ServerSettings,
+        port: int,
+        host: str = "127.0.0.1",
+    ) -> None:
         self.command, self.engine, self.folder, self.settings = command, engine, folder, settings
         self.url = f"http://{host}:{port}"
         self.port = port
@@ -76,20 +83,32 @@ class Server:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self) -> None:
         """Start the keeper, which starts the server. Raises AutotuneError when the keeper cannot start."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "command.json", {
-            "argv": self.redactor.argv(self.command.argv), "env": self.redactor.data(self.command.env),
-            "gpus": self.command.gpus, "engine": self.engine.name, "port": self.port})
+        write_json(
+            self.folder / "command.json",
+            {
+                "argv": self.redactor.argv(self.command.argv),
+                "env": self.redactor.data(self.command.env),
+                "gpus": self.command.gpus,
+                "engine": self.engine.name,
+                "port": self.port,
+            },
+        )
         order = {
-            "argv": self.command.argv, "cwd": os.getcwd(), "folder": str(self.folder), "port": self.port,
+            "argv": self.command.argv,
+            "cwd": os.getcwd(),
+            "folder": str(self.folder),
+            "port": self.port,
             "env": {**os.environ, **self.command.env, "AUTOTUNE_LAUNCH": self.marker},
-            "secrets": self.redactor.values, "term_s": self.engine.stop_s,
+            "secrets": self.redactor.values,
+            "term_s": self.engine.stop_s,
             "log_limit_bytes": int(self.settings.log_limit_mib * 2**20),
         }
         root = str(pathlib.Path(__file__).resolve().parents[2])
@@ -97,8 +116,11 @@ class Server:
         self.started = time.monotonic()
         try:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-m", "autotune.engine.keeper"], stdin=subprocess.PIPE, start_new_session=True,
-                env={**os.environ, "PYTHONPATH": path})
+                [sys.executable, "-m", "autotune.engine.keeper"],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": path},
+            )
             assert self._keeper.stdin is not None
             self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
             self._keeper.stdin.flush()
@@ -154,8 +176,10 @@ class Server:
                 return self.failure("exited" if not self.alive else "bad_answer", problem)
             limit_s = self.stage_limit_s(stage)
             if time.monotonic() - self.stages.entered > limit_s:
-                return self.failure("stage_timeout", f"no end of stage {stage} after {limit_s:g} s" +
-                                    (f" (last answer: {detail})" if detail else ""))
+                return self.failure(
+                    "stage_timeout",
+                    f"no end of stage {stage} after {limit_s:g} s" + (f" (last answer: {detail})" if detail else ""),
+                )
             time.sleep(POLL_S)
 
     def failure(self, kind: str, detail: str) -> Failure:
@@ -186,8 +210,11 @@ class Server:
             return f"POST {path}: HTTP {answer.status_code}: {answer.text[:300]!r}"
         try:
             data = answer.json()
-            produced = data["meta_info"]["completion_tokens"] if "meta_info" in data and "text" in data else \
-                data["usage"]["completion_tokens"]
+            produced = (
+                data["meta_info"]["completion_tokens"]
+                if "meta_info" in data and "text" in data
+                else data["usage"]["completion_tokens"]
+            )
         except (ValueError, KeyError, TypeError):
             return f"POST {path}: an answer without token counts: {answer.text[:300]!r}"
         return None if isinstance(produced, int) and produced > 0 else f"POST {path}: no token generated"

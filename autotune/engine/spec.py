@@ -15,8 +15,27 @@ from typing import Any
 from autotune.records import Stage, UsageError, Value
 from autotune.space import Rule, parse_rules
 
-KEYS = {"name", "describe", "command", "python", "env", "vars", "args", "params", "rules", "version", "ready",
-        "stages", "stage_limits_s", "request", "metrics", "info", "config_file", "model_files", "stop"}
+KEYS = {
+    "name",
+    "describe",
+    "command",
+    "python",
+    "env",
+    "vars",
+    "args",
+    "params",
+    "rules",
+    "version",
+    "ready",
+    "stages",
+    "stage_limits_s",
+    "request",
+    "metrics",
+    "info",
+    "config_file",
+    "model_files",
+    "stop",
+}
 ACTION_KEYS = {"flag", "switch", "off_switch", "args", "env", "gpus", "versions", "rules"}
 
 
@@ -125,21 +144,28 @@ class EngineSpec:
             raise UsageError(f"{where}: command must be a list such as ['{{python}}', -m, package]")
         version = raw.get("version") or {}
         _known(version, {"package", "use"}, f"{where}: version")
-        params = {str(name): _param(spec, f"{where}: params.{name}")
-                  for name, spec in (raw.get("params") or {}).items()}
+        params = {
+            str(name): _param(spec, f"{where}: params.{name}") for name, spec in (raw.get("params") or {}).items()
+        }
         return cls(
-            name=str(raw.get("name")), command=tuple(map(str, command)), params=params,
-            python=raw.get("python"), env=_texts(raw.get("env")), vars=_texts(raw.get("vars")),
+            name=str(raw.get("name")),
+            command=tuple(map(str, command)),
+            params=params,
+            python=raw.get("python"),
+            env=_texts(raw.get("env")),
+            vars=_texts(raw.get("vars")),
             args=tuple(_action(item, f"{where}: args") for item in raw.get("args") or []),
             rules=parse_rules(raw.get("rules"), f"{where}: rules"),
-            package=version.get("package"), version=_optional(version.get("use")),
+            package=version.get("package"),
+            version=_optional(version.get("use")),
             ready=_ready(raw.get("ready") or {}, where),
             stages=tuple(_mark(item, where) for item in raw.get("stages") or []),
             stage_limits_s={_stage(k, where): float(v) for k, v in (raw.get("stage_limits_s") or {}).items()},
             request=_section(Request, raw.get("request"), f"{where}: request"),
             metrics=_section(Metrics, raw.get("metrics"), f"{where}: metrics"),
             info=_info(raw.get("info") or {}, where),
-            config_file=raw.get("config_file"), model_files=tuple(raw.get("model_files") or ()),
+            config_file=raw.get("config_file"),
+            model_files=tuple(raw.get("model_files") or ()),
             stop_s=float(raw.get("stop", {}).get("term_s", 10.0)),
         )
 

@@ -16,8 +16,9 @@ CHUNK = 1 << 20
 class StageReader:
     """Follows one log file. `update()` reads what is new and moves `stage` forward, never back."""
 
-    def __init__(self, path: pathlib.Path, marks: Sequence[StageMark],
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, path: pathlib.Path, marks: Sequence[StageMark], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.path, self.marks, self.clock = path, marks, clock
         self.stage = Stage.ARG_PARSE
         self.entered = self.grew = clock()
