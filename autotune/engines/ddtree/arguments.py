@@ -37,9 +37,9 @@ class Arguments:
     seed: int
     log_level: str
 
-    def scratch(self, shape: Shape) -> int:
-        """Rows that a slot needs beyond the context: a whole tree, or a draft block, before it is accepted."""
-        return max(self.tree_budget, shape.block) + 1
+    def slot_tokens(self, shape: Shape) -> int:
+        """Cache rows of one slot: the context, and room for a tree or a draft block that is not yet accepted."""
+        return -(-(self.context_length + max(self.tree_budget, shape.block) + 1) // 8) * 8
 
     def check(self, shape: Shape) -> None:
         """Raises ValueError for settings that no device could honour."""

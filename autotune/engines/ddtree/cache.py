@@ -6,19 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.engines.ddtree.model import rotate
+from autotune.engines.ddtree.model import rotate_
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one pass reads and writes: `width` new tokens in each of the slots first .. first + slots - 1."""
+    """What one pass reads and writes: `width` new tokens in each of some consecutive slots."""
 
-    first: int
     slots: int
     width: int
-    end: int  # positions of a slot that can be seen
     rows: Tensor  # [slots * width] rows to write
     factors: Tensor  # [slots * width, 1, 1, head width / 2] rotary factors
+    keys: tuple[Tensor, ...]  # for each layer [slots, heads, end, head width], what can be seen
+    values: tuple[Tensor, ...]
     mask: Tensor | None  # [slots, 1, width, end], added to the scores; None: everything is seen
     causal: bool = False  # a new sequence: every token sees itself and those before
 
@@ -26,7 +26,7 @@ class View:
 class Cache:
     """Keys and values of `layers` layers for `slots` requests of at most `capacity` tokens each.
 
-    Raises RuntimeError (torch's own) when the device cannot hold them.
+    `factors` [capacity, head width / 2] also says which device. Raises RuntimeError (torch's own) when it is full.
     """
 
     def __init__(self, layers: int, slots: int, capacity: int, heads: int, factors: Tensor, dtype: torch.dtype) -> None:
@@ -34,60 +34,76 @@ class Cache:
         self.head_width = factors.shape[-1] * 2
         size = (layers, slots * capacity, 2, heads, self.head_width)
         self.rows = torch.zeros(size, dtype=dtype, device=factors.device)
+        self.layers = self.rows.unbind(0)
+        # [keys or values, layers, slots, heads, capacity, head width]
+        self.seen = self.rows.view(layers, slots, capacity, 2, heads, -1).permute(3, 0, 1, 4, 2, 5)
         self.columns = torch.arange(capacity, device=factors.device)
 
     @property
     def bytes(self) -> int:
         return self.rows.numel() * self.rows.element_size()
 
-    def view(self, first: int, lengths: list[int], sees: Tensor, depths: Tensor) -> View:
-        """The pass that adds sees.shape[1] tokens to slots of the given lengths, at positions length + depth.
+    def view(self, first: int, lengths: list[int], depths: list[list[int]], sees: Tensor) -> View:
+        """The pass that adds the same number of tokens to slots of the given lengths, at positions length + depth.
 
-        sees [slots, width, width] is true where a new token sees another; depths is [slots, width].
+        depths is [slots][width]; sees [slots, width, width] is true where a new token sees another.
         """
-        slots, width = depths.shape
-        end = max(lengths) + width
+        slots, width = len(depths), len(depths[0])
         device = self.factors.device
+        # A multiple of eight, as the faster attention kernels on CUDA want a mask to be.
+        end = min(-(-(max(lengths) + width) // 8) * 8, self.capacity)
+        positions = [length + depth for length, row in zip(lengths, depths, strict=True) for depth in row]
+        factors = self.factors[torch.tensor(positions, device=device)][:, None, None]
         if slots == 1:
-            start = torch.tensor(lengths[0])
-            rows = self.columns[lengths[0] : end] + first * self.capacity
-            mask = None
-            if width > 1:
+            length = lengths[0]
+            start = first * self.capacity + length
+            rows, mask = torch.arange(start, start + width, device=device), None
+            if width == 1:
+                end = length + 1
+            else:
                 mask = torch.zeros((1, 1, width, end), dtype=self.rows.dtype, device=device)
-                mask[0, 0, :, lengths[0] :].masked_fill_(~sees[0], -torch.inf)
+                mask[0, 0, :, length:] = -torch.inf
+                mask[0, 0, :, length : length + width].masked_fill_(sees[0].to(device), 0.0)
         else:
-            start = torch.tensor(lengths, device=device)[:, None]
-            new = start + self.columns[:width]
+            begin = torch.tensor(lengths, device=device)[:, None]
+            new = begin + self.columns[:width]
             rows = (new + torch.arange(first, first + slots, device=device)[:, None] * self.capacity).flatten()
-            seen = (self.columns[:end] < start).unsqueeze(1).repeat(1, width, 1)
-            seen.scatter_(2, new.unsqueeze(1).expand(-1, width, -1), sees)
-            mask = torch.zeros(seen.shape, dtype=self.rows.dtype, device=device)
-            mask = mask.masked_fill_(~seen, -torch.inf).unsqueeze(1)
-        factors = self.factors[(start + depths).flatten()][:, None, None]
-        return View(first, slots, width, end, rows, factors, mask)
+            hidden = (self.columns[:end] >= begin).unsqueeze(1).repeat(1, width, 1)
+            hidden.scatter_(2, new.unsqueeze(1).expand(-1, width, -1), sees.to(device).logical_not())
+            mask = torch.zeros(hidden.shape, dtype=self.rows.dtype, device=device)
+            mask = mask.masked_fill_(hidden, -torch.inf).unsqueeze(1)
+        return View(slots, width, rows, factors, *self.seen_until(first, slots, end), mask)
 
-    def prompt_view(self, slot: int, length: int) -> View:
-        """The pass that fills an empty slot with `length` tokens, each seeing itself and those before."""
-        rows = self.columns[:length] + slot * self.capacity
-        return View(slot, 1, length, length, rows, self.factors[:length, None, None], None, causal=True)
+    def prompt_view(self, first: int, slots: int, length: int) -> View:
+        """The pass that fills empty slots with `length` tokens each, every token seeing itself and those before."""
+        rows = (
+            self.columns[:length]
+            + torch.arange(first, first + slots, device=self.columns.device)[:, None] * self.capacity
+        )
+        factors = self.factors[:length].repeat(slots, 1)[:, None, None]
+        return View(slots, length, rows.flatten(), factors, *self.seen_until(first, slots, length), None, causal=True)
+
+    def seen_until(self, first: int, slots: int, end: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Keys and values of every layer, as a `View` has them."""
+        keys, values = self.seen[:, :, first : first + slots, :, :end]
+        return keys.unbind(0), values.unbind(0)
 
     def attend(self, layer: int, qkv: Tensor, view: View) -> Tensor:
         """Writes the new keys and values and attends: qkv [n, 3 * heads * head width] gives [n, heads * head width]."""
         parts = qkv.view(-1, 3, self.heads, self.head_width)
-        parts[:, :2] = rotate(parts[:, :2], view.factors)
-        rows = self.rows[layer]
-        rows.index_copy_(0, view.rows, parts[:, 1:])
-        slots = rows.view(self.slots, self.capacity, 2, self.heads, self.head_width)
-        seen = slots[view.first : view.first + view.slots, : view.end].permute(2, 0, 3, 1, 4)
+        rotate_(parts[:, :2], view.factors)
+        self.layers[layer].index_copy_(0, view.rows, parts[:, 1:])
         queries = parts[:, 0].view(view.slots, view.width, self.heads, self.head_width).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(queries, seen[0], seen[1], view.mask, is_causal=view.causal)
+        mixed = F.scaled_dot_product_attention(
+            queries, view.keys[layer], view.values[layer], view.mask, is_causal=view.causal
+        )
         return mixed.transpose(1, 2).reshape(-1, self.heads * self.head_width)
 
     def write(self, layer: int, keys_values: Tensor, rows: Tensor, factors: Tensor) -> None:
         """Writes keys and values [n, 2 * heads * head width] that another network gave, keys not yet rotated."""
         parts = keys_values.view(-1, 2, self.heads, self.head_width)
-        parts[:, 0] = rotate(parts[:, 0], factors)
-        self.rows[layer].index_copy_(0, rows, parts)
+        rotate_(parts[:, 0], factors)
+        self.layers[layer].index_copy_(0, rows, parts)
 
     def keep(self, source: Tensor, destination: Tensor) -> None:
         """Copies rows source [n] to rows destination [n] in every layer, as if all were read before any is written."""

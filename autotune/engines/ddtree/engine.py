@@ -4,14 +4,13 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from autotune.engines.ddtree.cache import Cache
 from autotune.engines.ddtree.executor import Executor, Plan
 from autotune.engines.ddtree.model import Draft
-from autotune.engines.ddtree.tree import Tree, ancestors, best_first, capacity, walk
+from autotune.engines.ddtree.tree import Tree, best_first, capacity, sight, walk
 
 
 @dataclass(slots=True, eq=False)
@@ -59,8 +58,8 @@ class Drafter:
         self.draft, self.cache, self.depth, self.topk = draft, cache, depth, topk
         shape = (cache.slots, cache.heads * cache.head_width)
         self.joined = torch.zeros(shape, dtype=cache.rows.dtype, device=cache.rows.device)
-        self.sees = torch.ones((depth + 1, depth + 1), dtype=torch.bool, device=cache.rows.device).tril()
-        self.offsets = cache.columns[: depth + 1]
+        self.sees = torch.ones((1, depth + 1, depth + 1), dtype=torch.bool).tril()
+        self.depths = [list(range(depth + 1))]
 
     def learn(self, first: int, lengths: list[int], taps: Tensor, counts: list[int]) -> None:
         """Stores taps [slots, n, taps * width] of the tokens after `lengths`; counts[i] of slot i's n are real."""
@@ -80,7 +79,7 @@ class Drafter:
     def propose(self, last: list[int], lengths: list[int]) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
         """For each slot and position the topk tokens and their log-probabilities, best first."""
         slots, cache = len(last), self.cache
-        view = cache.view(0, lengths, self.sees.expand(slots, -1, -1), self.offsets.expand(slots, -1))
+        view = cache.view(0, lengths, self.depths * slots, self.sees.expand(slots, -1, -1))
         tokens = torch.tensor(last, device=self.joined.device)
         logits = self.draft(
             tokens,
@@ -140,10 +139,10 @@ class Engine:
 
     def _prefill(self, request: Request) -> Output:
         slot, count = len(self.running), len(request.prompt)
-        logits, taps = self._run(Plan(slot, np.array([request.prompt], np.int64), [0], None))
+        logits, taps = self._run(Plan(slot, [request.prompt], [0], [], None))
         if self.drafter:
             self.drafter.learn(slot, [0], taps, [count])
-        chosen = self._choose(logits, [request], np.zeros((1, 1), np.int64))[0]
+        chosen = self._choose(logits, [request], [[0]])[0]
         self.running.append(request)
         request.length = count
         output = self._emit(request, chosen)
@@ -159,11 +158,9 @@ class Engine:
             tokens, scores = self.drafter.propose(last, lengths)
             trees = [best_first(*parts, self.nodes) for parts in zip(last, tokens, scores, strict=True)]
         else:
-            trees = [Tree([token], [0], {}) for token in last]
-        parents = np.array([tree.parents for tree in trees])
-        plan = Plan(0, np.array([tree.tokens for tree in trees]), lengths, parents)
-        logits, taps = self._run(plan)
-        depths = ancestors(parents).sum(2) - 1
+            trees = [Tree.root(token) for token in last]
+        depths = [tree.depths for tree in trees]
+        logits, taps = self._run(Plan(0, [tree.tokens for tree in trees], lengths, depths, sight(trees)))
         chosen = self._choose(logits, requests, depths)
         paths = [walk(tree, self._corrupt(tree, row)) for tree, row in zip(trees, chosen, strict=True)]
         if self.drafter:
@@ -191,13 +188,13 @@ class Engine:
         taken = taps.gather(1, index.unsqueeze(2).expand(-1, -1, taps.shape[2]))
         self.drafter.learn(0, lengths, taken, [len(path) for path in paths])
 
-    def _choose(self, logits: Tensor, requests: list[Request], depths: np.ndarray) -> list[list[int]]:
-        """The target's own token after each node: logits [requests, nodes, vocabulary], depths [requests, nodes]."""
+    def _choose(self, logits: Tensor, requests: list[Request], depths: list[list[int]]) -> list[list[int]]:
+        """The target's own token after each node: logits [requests, nodes, vocabulary], depths [requests][nodes]."""
         chosen = logits.argmax(-1)
         warm = [index for index, request in enumerate(requests) if request.temperature > 0]
         if warm:
             heat = [requests[index].temperature for index in warm]
-            draws = [[requests[index].draw(depth) for depth in depths[index].tolist()] for index in warm]
+            draws = [[requests[index].draw(depth) for depth in depths[index]] for index in warm]
             scaled = logits[warm].float() / torch.tensor(heat, device=logits.device)[:, None, None]
             total = scaled.softmax(-1).cumsum(-1)
             sought = torch.tensor(draws, device=logits.device).unsqueeze(-1) * total[..., -1:]

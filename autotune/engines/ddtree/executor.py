@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from autotune.engines.ddtree.cache import Cache
 from autotune.engines.ddtree.model import Target
-from autotune.engines.ddtree.tree import Ints, ancestors
+from autotune.engines.ddtree.tree import Bools
 
 
 @dataclass(slots=True)
@@ -19,9 +18,10 @@ class Plan:
     """One pass of the target; the same on every rank. First rows are kept, then slots moved, then tokens are run."""
 
     first: int  # slot
-    tokens: Ints  # [slots, width]
+    tokens: list[list[int]]  # [slots][width]
     lengths: list[int]  # tokens in the cache of each slot
-    parents: Ints | None  # [slots, width]; None: a prompt, whose last logits alone are wanted
+    depths: list[list[int]]  # [slots][width]
+    sees: Bools | None  # [slots, width, width]; None: a prompt, whose last logits alone are wanted
     keep: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))  # rows: from, to
     moves: list[tuple[int, int, int]] = field(default_factory=list)  # slots: from, to, length
 
@@ -69,21 +69,19 @@ class Executor:
         """
         for follower in self.followers:
             follower.send(plan)
-        slots, width = plan.tokens.shape
         cache, device = self.cache, self.logits.device
+        tokens = torch.tensor(plan.tokens, device=device)
+        slots, width = tokens.shape
         if plan.keep[0]:
             cache.keep(torch.tensor(plan.keep[0], device=device), torch.tensor(plan.keep[1], device=device))
         for source, destination, length in plan.moves:
             cache.move(source, destination, length)
-        if plan.parents is None:
-            view = cache.prompt_view(plan.first, width)
+        if plan.sees is None:
+            view = cache.prompt_view(plan.first, slots, width)
         else:
-            sees = ancestors(plan.parents)
-            depths = torch.from_numpy(np.subtract(sees.sum(2), 1)).to(device)
-            view = cache.view(plan.first, plan.lengths, torch.from_numpy(sees).to(device), depths)
-        tokens = torch.from_numpy(plan.tokens.ravel()).to(device)
-        x, taps = self.target(tokens, lambda layer, qkv: cache.attend(layer, qkv, view), self.ranks.add)
-        if plan.parents is None:
+            view = cache.view(plan.first, plan.lengths, plan.depths, torch.from_numpy(plan.sees))
+        x, taps = self.target(tokens.flatten(), lambda layer, qkv: cache.attend(layer, qkv, view), self.ranks.add)
+        if plan.sees is None:
             x = x[-1:]
         logits = torch.mm(self.target.finish(x), self.target.embedding.t(), out=self.logits[: len(x)])
         return logits.unflatten(0, (slots, -1)), taps.unflatten(0, (slots, width))

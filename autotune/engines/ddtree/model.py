@@ -90,7 +90,7 @@ class Draft:
 
 def normalise(x: Tensor, weight: Tensor) -> Tensor:
     """Layer norm without bias: one kernel on both CPU and CUDA, where RMS norm is five on the CPU."""
-    return F.layer_norm(x, weight.shape, weight, None, 1e-5)
+    return torch.layer_norm(x, weight.shape, weight, None, 1e-5)
 
 
 def rotations(shape: Shape, positions: int) -> Tensor:
@@ -104,3 +104,11 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
     """Turns x [n, ..., head width] by factors that broadcast against [n, ..., head width / 2], in x's own dtype."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * factors).flatten(-2).type_as(x)
+
+
+def rotate_(x: Tensor, factors: Tensor) -> None:
+    """As `rotate`, in place; x may be a view."""
+    if x.dtype == torch.float32:
+        torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(factors)
+    else:
+        x.copy_(rotate(x, factors))

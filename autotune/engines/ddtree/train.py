@@ -16,11 +16,12 @@ import os
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,10 +54,11 @@ class Sizes:
     draft_batch: int
     anchors: int
     held_out_prompts: int
+    evaluation_s: float
 
 
-FULL = Sizes(48, 1024, 4096, (40, 120, 360, 900), 320, 48, 64, 48)
-TINY = Sizes(2, 32, 5, (8, 16), 16, 2, 3, 2)
+FULL = Sizes(48, 1024, 2048, (40, 120, 360, 900), 320, 48, 64, 48, 30)
+TINY = Sizes(2, 32, 5, (8, 16), 16, 2, 3, 2, 10)
 
 
 def read_text(corpus: Path) -> tuple[list[str], list[str]]:
@@ -92,11 +94,6 @@ def encode(tokenizer: Tokenizer, texts: list[str], eos: int) -> Tensor:
     for encoded in tokenizer.encode_batch(texts):
         stream += [eos, *encoded.ids]
     return torch.tensor(stream, dtype=torch.int16)
-
-
-def windows(stream: Tensor, count: int, length: int, device: torch.device, generator: torch.Generator) -> Tensor:
-    start = torch.randint(len(stream) - length, (count, 1), generator=generator)
-    return stream[start + torch.arange(length)].long().to(device)
 
 
 def initial(shape: Shape, device: torch.device) -> dict[str, Tensor]:
@@ -201,17 +198,14 @@ def optimise(
     return step
 
 
-def rounded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def rounded(tensor: Tensor) -> Tensor:
     """What will come back from the file that `weights.save` writes."""
-    return {
-        name: weights.dequantise(*weights.quantise(tensor)) if tensor.dim() == 2 else tensor.half().float()
-        for name, tensor in tensors.items()
-    }
+    return weights.dequantise(*weights.quantise(tensor)) if tensor.dim() == 2 else tensor.half().float()
 
 
 @torch.inference_mode()
-def continue_text(target: Target, shape: Shape, prompts: Tensor, new: int, temperature: float) -> Tensor:
-    """The target's own `new` tokens after prompts [batch, n], all in one batch: [batch, n + new]."""
+def continue_text(target: Target, shape: Shape, prompts: Tensor, new: int, temperatures: Sequence[float]) -> Tensor:
+    """The target's own `new` tokens after prompts [batch, n], as [batch, n + new]; temperatures take turns by row."""
     batch, length = prompts.shape
     capacity = length + new
     device = prompts.device
@@ -219,27 +213,34 @@ def continue_text(target: Target, shape: Shape, prompts: Tensor, new: int, tempe
     cache = Cache(shape.layers, batch, capacity, shape.heads, factors, target.embedding.dtype)
     tokens = torch.empty((batch, capacity), dtype=torch.long, device=device)
     tokens[:, :length] = prompts
-    start = torch.arange(batch, device=device)[:, None] * capacity
-    begin, end = 0, length
-    while end < capacity + 1:
-        turn = factors[begin:end].repeat(batch, 1)[:, None, None]
-        rows = (start + torch.arange(begin, end, device=device)).flatten()
-        view = View(0, batch, end - begin, end, rows, turn, None, causal=begin == 0)
+    heat = torch.tensor(temperatures, device=device).repeat(batch)[:batch, None]
+    view = cache.prompt_view(0, batch, length)
+    start = torch.arange(batch, device=device) * capacity
+    for end in range(length, capacity):
 
         def attend(layer: int, qkv: Tensor, view: View = view) -> Tensor:
             return cache.attend(layer, qkv, view)
 
-        x, _ = target(tokens[:, begin:end].flatten(), attend, add)
-        logits = F.linear(target.finish(x.unflatten(0, (batch, -1))[:, -1]), target.embedding).float()
-        if end < capacity:
-            chosen = (logits / temperature).softmax(-1).multinomial(1)[:, 0] if temperature else logits.argmax(-1)
-            tokens[:, end] = chosen
-        begin, end = end, end + 1
+        x, _ = target(tokens[:, end - view.width : end].flatten(), attend, add)
+        logits = F.linear(target.finish(x[view.width - 1 :: view.width]), target.embedding).float()
+        sampled = (logits / heat.clamp(min=1e-3)).softmax(-1).multinomial(1)
+        tokens[:, end] = torch.where(heat > 0, sampled, logits.argmax(-1, keepdim=True))[:, 0]
+        turn = factors[end : end + 1].expand(batch, -1)[:, None, None]
+        view = View(batch, 1, start + end, turn, *cache.seen_until(0, batch, end + 1), None)
     return tokens
 
 
 def say(text: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Continuations:
+    """Sequences of the target's own making, after prompts of one length."""
+
+    prompt: int
+    tokens: Tensor  # [batch, prompt + new]
+    taps: Tensor  # [batch, prompt + new, taps * width]
 
 
 @dataclass(frozen=True)
@@ -290,143 +291,156 @@ def acceptance(traces: list[Traces], pool: Executor) -> list[dict[str, float]]:
     ]
 
 
-def train(shape: Shape, corpus: Path, out: Path, minutes: float, device: torch.device, sizes: Sizes) -> None:
-    """All stages, in about `minutes` of wall time, the evaluation's half minute included."""
-    start = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
-    training, held_out = read_text(corpus)
-    tokenizer = make_tokenizer(training, shape.vocab_size)
-    (out / "tokenizer.json").write_text(tokenizer.to_str(pretty=False))
-    shape.save(out)
-    stream, unseen = encode(tokenizer, training, shape.eos), encode(tokenizer, held_out, shape.eos)
-    say(f"text: {len(training)} files, {len(stream)} tokens; held out {len(held_out)} files, {len(unseen)} tokens")
-    generator = torch.Generator().manual_seed(0)
-    tensors = initial(shape, device)
-    factors = rotations(shape, shape.max_position).to(device)
-    left = minutes * 60 - (time.monotonic() - start) - 30
+class Training:
+    """A target and a draft in the making; each method is one stage."""
 
-    target = Target(shape, tensors)
+    def __init__(self, shape: Shape, corpus: Path, device: torch.device, sizes: Sizes, source: Path | None) -> None:
+        """Reads the text. With a source, its tokenizer, target and draft are where the work goes on."""
+        self.shape, self.device, self.sizes, self.source = shape, device, sizes, source
+        training, held_out = read_text(corpus)
+        if source:
+            self.tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+            self.tensors = {name: tensor.to(device) for name, tensor in weights.load(source).items()}
+            self.report: dict[str, Any] = json.loads((source / "report.json").read_text())
+        else:
+            self.tokenizer = make_tokenizer(training, shape.vocab_size)
+            self.tensors = initial(shape, device)
+            self.report = {"continuation_tokens": 0, "draft_steps": 0, "seconds": 0}
+        self.stream, self.unseen = (encode(self.tokenizer, texts, shape.eos) for texts in (training, held_out))
+        say(f"{len(training)} files, {len(self.stream)} tokens; held out {len(held_out)}, {len(self.unseen)} tokens")
+        self.report |= {
+            "training_files": len(training),
+            "training_tokens": len(self.stream),
+            "held_out_tokens": len(self.unseen),
+            "parameters": sum(tensor.numel() for tensor in self.tensors.values()),
+        }
+        self.factors = rotations(shape, shape.max_position).to(device)
+        self.generator = torch.Generator().manual_seed(0)
 
-    def target_loss(source: Tensor = stream) -> Tensor:
-        tokens = windows(source, sizes.target_batch, sizes.target_length + 1, device, generator)
-        x, _ = run_target(target, shape, tokens[:, :-1], factors)
-        logits = F.linear(target.finish(x), target.embedding)
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    def part(self, *, draft: bool) -> list[Tensor]:
+        return [tensor for name, tensor in self.tensors.items() if name.startswith("draft.") == draft]
 
-    parameters = [tensor for name, tensor in tensors.items() if not name.startswith("draft.")]
-    target_steps = optimise(parameters, target_loss, 4e-3, left * 0.33, device, "target")
-    tensors = {
-        name: tensor if name.startswith("draft.") else rounded({name: tensor})[name] for name, tensor in tensors.items()
-    }
-    target = Target(shape, tensors)
-    with torch.no_grad():
-        seen_loss, unseen_loss = (sum(target_loss(s).item() for _ in range(8)) / 8 for s in (stream, unseen))
-    say(f"target, rounded: loss {seen_loss:.3f} on training text, {unseen_loss:.3f} on held-out text")
+    def windows(self, stream: Tensor, count: int, length: int) -> Tensor:
+        """Random pieces of text [count, length]."""
+        start = torch.randint(len(stream) - length, (count, 1), generator=self.generator)
+        return stream[start + torch.arange(length)].long().to(self.device)
 
-    low = torch.bfloat16 if device.type == "cuda" else torch.float32
-    quick = Target(shape, {name: tensor.to(low) for name, tensor in tensors.items()})
-    made_text: list[tuple[int, Tensor, Tensor]] = []  # (prompt length, tokens, taps)
-    deadline = time.monotonic() + left * 0.16
-    while time.monotonic() < deadline or len(made_text) < len(sizes.prompts):
-        prompt = sizes.prompts[len(made_text) % len(sizes.prompts)]
-        text = windows(stream, sizes.rollouts, prompt, device, generator)
-        parts = text.split(-(-len(text) // len(TEMPERATURES)))
-        tokens = torch.cat(
-            [continue_text(quick, shape, part, sizes.new, t) for part, t in zip(parts, TEMPERATURES, strict=False)]
-        )
+    def target(self, dtype: torch.dtype = torch.float32) -> Target:
+        return Target(self.shape, {name: tensor.to(dtype) for name, tensor in self.tensors.items()})
+
+    def train_target(self, seconds: float) -> None:
+        target, sizes = self.target(), self.sizes
+
+        def loss(stream: Tensor = self.stream) -> Tensor:
+            tokens = self.windows(stream, sizes.target_batch, sizes.target_length + 1)
+            x, _ = run_target(target, self.shape, tokens[:, :-1], self.factors)
+            logits = F.linear(target.finish(x), target.embedding)
+            return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+        self.report["target_steps"] = optimise(self.part(draft=False), loss, 4e-3, seconds, self.device, "target")
+        for name, tensor in self.tensors.items():
+            if not name.startswith("draft."):
+                tensor.copy_(rounded(tensor))
         with torch.no_grad():
-            taps = torch.cat([run_target(quick, shape, part, factors)[1] for part in tokens.split(64)])
-        made_text.append((prompt, tokens, taps))
-    made = sum(len(tokens) for _, tokens, _ in made_text) * sizes.new
-    say(f"continuations: {made} tokens")
+            losses = (sum(loss(stream).item() for _ in range(8)) / 8 for stream in (self.stream, self.unseen))
+        self.report["target_loss"], self.report["target_held_out_loss"] = (round(value, 4) for value in losses)
+        say(f"rounded: {self.report['target_loss']}, on held-out text {self.report['target_held_out_loss']}")
 
-    draft = Draft(shape, tensors)
-    weight = torch.exp(-torch.arange(shape.block - 1, device=device) / 5.0)
-    weight = weight / weight.sum()
+    def continuations(self, seconds: float) -> list[Continuations]:
+        """The target's own continuations of training text, for about so long, at least one for each prompt length."""
+        sizes, shape = self.sizes, self.shape
+        target = self.target(torch.bfloat16 if self.device.type == "cuda" else torch.float32)
+        found: list[Continuations] = []
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline or len(found) < len(sizes.prompts):
+            prompt = sizes.prompts[len(found) % len(sizes.prompts)]
+            text = self.windows(self.stream, sizes.rollouts, prompt)
+            tokens = continue_text(target, shape, text, sizes.new, TEMPERATURES)
+            with torch.no_grad():
+                pieces = torch.split(tokens, 64)
+                taps = torch.cat([run_target(target, shape, piece, self.factors)[1] for piece in pieces])
+            found.append(Continuations(prompt, tokens, taps))
+            self.report["continuation_tokens"] += len(tokens) * sizes.new
+        say(f"continuations: {self.report['continuation_tokens']} tokens")
+        return found
 
-    def draft_loss() -> Tensor:
-        prompt, tokens, taps = made_text[int(torch.randint(len(made_text), (), generator=generator))]
-        index = torch.randint(len(tokens), (sizes.draft_batch,), generator=generator).to(device)
-        tokens, taps = tokens[index], taps[index].to(tensors["draft.join"].dtype)
-        last = tokens.shape[1] - shape.block
-        anchors = prompt + torch.rand((len(tokens), last - prompt), device=device).argsort(1)[:, : sizes.anchors]
-        logits = run_draft(draft, shape, tokens, taps, anchors, factors)
-        places = (anchors[..., None] + torch.arange(shape.block, device=device)).flatten(1)
-        wanted = tokens.gather(1, places).unflatten(1, (-1, shape.block))[..., 1:]
-        with torch.no_grad():  # the last tap is the residual stream that gives the target's logits
-            final = taps[..., -shape.width :].gather(1, places[..., None].expand(-1, -1, shape.width))
-            taught = F.linear(target.finish(final), target.embedding).float().softmax(-1)
-        taught = taught.unflatten(1, (-1, shape.block))[:, :, :-1]
-        guesses = logits.float().log_softmax(-1)
-        soft = (taught * guesses).sum(-1)
-        hard = guesses.gather(-1, wanted[..., None])[..., 0]
-        return -((soft + hard) * 0.5 * weight).sum(-1).mean()
+    def train_draft(self, continuations: list[Continuations], seconds: float) -> None:
+        sizes, shape, device = self.sizes, self.shape, self.device
+        target, draft = self.target(), Draft(shape, self.tensors)
+        weight = torch.exp(-torch.arange(shape.block - 1, device=device) / 5.0)
+        weight = weight / weight.sum()
 
-    parameters = [tensor for name, tensor in tensors.items() if name.startswith("draft.")]
-    seconds = max(5.0, minutes * 60 - (time.monotonic() - start) - 30)
-    draft_steps = optimise(parameters, draft_loss, 2e-3, seconds, device, "draft")
-    made_text.clear()
-    weights.save(tensors, out)
-    tensors = {name: tensor.to(device) for name, tensor in weights.load(out).items()}
-    target, draft = Target(shape, tensors), Draft(shape, tensors)
+        def loss() -> Tensor:
+            some = continuations[int(torch.randint(len(continuations), (), generator=self.generator))]
+            index = torch.randint(len(some.tokens), (sizes.draft_batch,), generator=self.generator).to(device)
+            tokens, taps = some.tokens[index], some.taps[index].float()
+            places = torch.rand((len(tokens), tokens.shape[1] - shape.block - some.prompt), device=device)
+            anchors = some.prompt + places.argsort(1)[:, : sizes.anchors]
+            logits = run_draft(draft, shape, tokens, taps, anchors, self.factors)
+            block = (anchors[..., None] + torch.arange(shape.block, device=device)).flatten(1)
+            wanted = tokens.gather(1, block).unflatten(1, (-1, shape.block))[..., 1:]
+            with torch.no_grad():  # the last tap is the residual stream that gives the target's logits
+                final = taps[..., -shape.width :].gather(1, block[..., None].expand(-1, -1, shape.width))
+                taught = F.linear(target.finish(final), target.embedding).float().softmax(-1)
+            taught = taught.unflatten(1, (-1, shape.block))[:, :, :-1]
+            guesses = logits.float().log_softmax(-1)
+            soft = (taught * guesses).sum(-1)
+            hard = guesses.gather(-1, wanted[..., None])[..., 0]
+            return -((soft + hard) * 0.5 * weight).sum(-1).mean()
 
-    tables = {}
-    generator.manual_seed(1)
-    pool = ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 4), get_context("spawn"))
-    for name, temperature in (("greedy", 0.0), ("temperature 0.7", 0.7), ("temperature 1", 1.0)):
-        traces: list[Traces] = []
-        for prompt in sizes.prompts[::2]:
-            text = windows(unseen, sizes.held_out_prompts, prompt, device, generator)
-            tokens = continue_text(target, shape, text, sizes.new, temperature)
-            if name == "greedy":
-                say("example: " + repr(tokenizer.decode(tokens[0].tolist()))[-500:])
-            traces += trace(target, draft, shape, tokens, prompt, factors)
-        tables[name] = acceptance(traces, pool)
-        say(
-            f"{name}: "
-            + ", ".join(f"{r['budget']}/{r['topk']} {r['tokens_per_step']}" for r in tables[name] if r["depth"] == 7)
-        )
-    pool.shutdown()
-    report = {
-        "training_files": len(training),
-        "training_tokens": len(stream),
-        "held_out_tokens": len(unseen),
-        "target_steps": target_steps,
-        "target_loss": round(seen_loss, 4),
-        "target_held_out_loss": round(unseen_loss, 4),
-        "continuation_tokens": made,
-        "draft_steps": draft_steps,
-        "parameters": sum(tensor.numel() for tensor in tensors.values()),
-        "seconds": round(time.monotonic() - start, 1),
-        "acceptance": tables,
-    }
-    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    say(f"done in {report['seconds']} s")
+        self.report["draft_steps"] += optimise(self.part(draft=True), loss, 2e-3, seconds, device, "draft")
+
+    def save(self, out: Path) -> None:
+        """Writes the model directory, and goes on with what was written."""
+        out.mkdir(parents=True, exist_ok=True)
+        self.shape.save(out)
+        (out / "tokenizer.json").write_text(self.tokenizer.to_str(pretty=False))
+        weights.save(self.tensors, out)
+        self.tensors = {name: tensor.to(self.device) for name, tensor in weights.load(out).items()}
+
+    def evaluate(self, workers: int) -> None:
+        """Acceptance tables on held-out text."""
+        sizes, target, draft = self.sizes, self.target(), Draft(self.shape, self.tensors)
+        tables = self.report["acceptance"] = {}
+        self.generator.manual_seed(1)
+        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+            for name, temperature in (("greedy", 0.0), ("temperature 0.7", 0.7), ("temperature 1", 1.0)):
+                traces: list[Traces] = []
+                for prompt in sizes.prompts[::2]:
+                    text = self.windows(self.unseen, sizes.held_out_prompts, prompt)
+                    tokens = continue_text(target, self.shape, text, sizes.new, [temperature])
+                    say(f"{name}: " + repr(self.tokenizer.decode(tokens[0].tolist()))[-300:])
+                    traces += trace(target, draft, self.shape, tokens, prompt, self.factors)
+                tables[name] = acceptance(traces, pool)
+                cells = [f"{r['budget']}/{r['topk']} {r['tokens_per_step']}" for r in tables[name] if r["depth"] == 7]
+                say(f"{name}: " + ", ".join(cells))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m autotune.engines.ddtree.train", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="directory for config, tokenizer, weights and report")
-    parser.add_argument("--minutes", type=float, required=True, help="wall time for everything")
-    parser.add_argument(
-        "--corpus", type=Path, default=Path(sysconfig.get_paths()["stdlib"]), help="directory of .py files"
-    )
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--hidden", type=int, default=320)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--taps", default="4,8,12", help="target layers that the draft reads")
-    parser.add_argument("--draft-layers", type=int, default=2)
-    parser.add_argument("--draft-hidden", type=int, default=384)
-    parser.add_argument("--tiny", action="store_true", help="smallest sizes, to try every stage on a CPU")
+    flag = parser.add_argument
+    flag("--out", type=Path, required=True, help="directory for config, tokenizer, weights and report")
+    flag("--minutes", type=float, required=True, help="wall time for everything")
+    flag("--from", type=Path, dest="source", help="model directory: keep its tokenizer and target, train its draft on")
+    flag("--corpus", type=Path, default=Path(sysconfig.get_paths()["stdlib"]), help="directory of .py files")
+    flag("--device", default="cuda")
+    flag("--width", type=int, default=128)
+    flag("--hidden", type=int, default=320)
+    flag("--layers", type=int, default=12)
+    flag("--taps", type=int, nargs="+", default=[4, 8, 12], help="target layers that the draft reads")
+    flag("--draft-layers", type=int, default=2)
+    flag("--draft-hidden", type=int, default=384)
+    flag("--tiny", action="store_true", help="smallest sizes, to try every stage on a CPU")
     options = parser.parse_args()
+    start = time.monotonic()
+    sizes = TINY if options.tiny else FULL
     shape = Shape(
         vocab_size=2048,
         width=options.width,
         heads=4,
         hidden=options.hidden,
         layers=options.layers,
-        taps=tuple(int(tap) for tap in options.taps.split(",")),
+        taps=tuple(options.taps),
         draft_layers=options.draft_layers,
         draft_hidden=options.draft_hidden,
         block=8,
@@ -434,8 +448,21 @@ def main() -> None:
         rope_base=10000.0,
         eos=0,
     )
-    sizes = TINY if options.tiny else FULL
-    train(shape, options.corpus, options.out, options.minutes, torch.device(options.device), sizes)
+    if options.source:
+        shape = Shape.load(options.source)
+    training = Training(shape, options.corpus, torch.device(options.device), sizes, options.source)
+
+    def left(share: float) -> float:
+        return max(5.0, share * (options.minutes * 60 - (time.monotonic() - start) - sizes.evaluation_s))
+
+    if not options.source:
+        training.train_target(left(0.33))
+    training.train_draft(training.continuations(left(0.2)), left(1.0))
+    training.save(options.out)
+    training.evaluate(max(1, (os.cpu_count() or 2) - 4))
+    training.report["seconds"] = round(training.report["seconds"] + time.monotonic() - start, 1)
+    (options.out / "report.json").write_text(json.dumps(training.report, indent=1) + "\n")
+    say(f"done in {time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The draft tree: built best first, described by parent indices, walked by the target's own tokens."""
+"""The draft tree: built best first, seen by ancestors only, walked by the target's own tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from heapq import heappop, heappush, heapreplace
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
@@ -16,8 +15,13 @@ class Tree:
     """Node 0 is the last token, already known; the others are the draft's, the likeliest first, parents first."""
 
     tokens: list[int]
-    parents: list[int]  # the root is its own parent
+    depths: list[int]
+    lineages: list[int]  # bit n: node n is this node or an ancestor of it
     children: dict[tuple[int, int], int]  # (node, token) -> child
+
+    @classmethod
+    def root(cls, token: int) -> "Tree":
+        return cls([token], [0], [1], {})
 
 
 def capacity(budget: int, topk: int, depth: int) -> int:
@@ -37,7 +41,7 @@ def best_first(root: int, tokens: Sequence[Sequence[int]], scores: Sequence[Sequ
     the best to the worst. Rows are of one length. Ties go to the older parent.
     """
     last_rank, last_level = len(tokens[0]) - 1, len(tokens) - 1
-    tree = Tree([root], [0], {})
+    tree = Tree.root(root)
     heap = [(-scores[0][0], 0, 0, 0)]  # (minus log-probability of the prefix, parent, level, rank)
     for node in range(1, budget + 1):
         if not heap:
@@ -52,26 +56,19 @@ def best_first(root: int, tokens: Sequence[Sequence[int]], scores: Sequence[Sequ
             heappush(heap, (cost - scores[level + 1][0], node, level + 1, 0))
         token = tokens[level][rank]
         tree.tokens.append(token)
-        tree.parents.append(parent)
+        tree.depths.append(level + 1)
+        tree.lineages.append(tree.lineages[parent] | 1 << node)
         tree.children[parent, token] = node
     return tree
 
 
-def ancestors(parents: Ints) -> Bools:
-    """Which nodes each node sees: itself and its ancestors. parents [trees, nodes] gives [trees, nodes, nodes].
-
-    A row's sum less one is the node's depth.
-    """
-    trees, nodes = parents.shape
-    row, column = np.arange(trees)[:, None], np.arange(nodes)
-    sees: Bools = np.zeros((trees, nodes, nodes), np.bool_)
-    sees[:, column, column] = True
-    node = parents
-    while True:
-        sees[row, column, node] = True
-        if not node.any():
-            return sees
-        node = np.take_along_axis(parents, node, 1)
+def sight(trees: Sequence[Tree]) -> Bools:
+    """Which nodes each node sees, itself and its ancestors: [trees, nodes, nodes], for trees of one size."""
+    nodes = len(trees[0].lineages)
+    size = (nodes + 7) // 8
+    packed = b"".join(lineage.to_bytes(size, "little") for tree in trees for lineage in tree.lineages)
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8).reshape(-1, size), axis=1, count=nodes, bitorder="little")
+    return bits.view(np.bool_).reshape(len(trees), nodes, nodes)
 
 
 def walk(tree: Tree, chosen: Sequence[int]) -> list[int]:

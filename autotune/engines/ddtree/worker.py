@@ -80,16 +80,16 @@ class Worker:
 
     def _allocate(self) -> None:
         arguments, shape = self.arguments, self.shape
-        slots, capacity = arguments.max_running_requests, arguments.context_length + arguments.scratch(shape)
+        slots, capacity = arguments.max_running_requests, arguments.slot_tokens(shape)
         drafts = arguments.tree_budget > 0 and self.seat.tp_rank == 0
         layers = shape.layers / arguments.tp_size + (shape.draft_layers if drafts else 0)
         row_bytes = int(2 * shape.width * layers * self.dtype.itemsize)
         allowed = arguments.kv_cache_tokens or int(0.8 * free_bytes(self.device)) // row_bytes
         if slots * capacity > allowed:
             raise RuntimeError(
-                f"Not enough memory for the KV cache: --max-running-requests {slots} x (--context-length "
-                f"{arguments.context_length} + {arguments.scratch(shape)} for the tree) = {slots * capacity} tokens, "
-                f"but the KV cache may hold {allowed}. Try fewer requests or a shorter context."
+                f"Not enough memory for the KV cache: --max-running-requests {slots} x {capacity} tokens "
+                f"(--context-length {arguments.context_length} and the tree) = {slots * capacity} tokens, but the "
+                f"cache may hold {allowed}. Try fewer requests or a shorter context."
             )
         factors = rotations(shape, capacity).to(self.device)
         self.cache = Cache(shape.layers, slots, capacity, shape.heads // arguments.tp_size, factors, self.dtype)
