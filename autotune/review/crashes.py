@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.history import TrialRecord, crash_of
-from autotune.records import Blame, Config, Crash, Value
+from autotune.records import Blame, Crash, Value
 from autotune.review.tested import copied
 
 
@@ -43,7 +43,8 @@ def group(records: Sequence[TrialRecord], server_names: Iterable[str]) -> tuple[
     what was seen, not yet a proof (search/ decides how likely it is).
     """
     names = tuple(server_names)
-    served = [r.config for r in records if r.state == "COMPLETE" and not r.crashed]
+    served = {(name, repr(value)) for r in records if r.state == "COMPLETE" and not r.crashed
+              for name, value in r.config.items()}
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
         if record.crashed:
@@ -58,7 +59,7 @@ def launch_keys(records: Iterable[TrialRecord]) -> set[int]:
     return {record.launch_id if record.launch_id is not None else -1 - record.number for record in records}
 
 
-def _group(members: list[TrialRecord], names: tuple[str, ...], served: Sequence[Config],
+def _group(members: list[TrialRecord], names: tuple[str, ...], served: set[tuple[str, str]],
            launched: Mapping[tuple[str, str], set[int]]) -> CrashGroup:
     own = [r for r in members if not copied(r)]
     common = {name: value for name, value in members[0].config.items()
@@ -68,7 +69,7 @@ def _group(members: list[TrialRecord], names: tuple[str, ...], served: Sequence[
     if crash_of(members[-1].attrs).blame not in (Blame.TRANSIENT, Blame.ENVIRONMENT):
         for name, value in common.items():
             with_choice = launched.get((name, repr(value)), set())
-            if with_choice and not any(name in c and repr(c[name]) == repr(value) for c in served):
+            if with_choice and (name, repr(value)) not in served:
                 suspects.append(Suspect(name, value, len(here & with_choice), len(with_choice)))
     return CrashGroup(crash_of(members[-1].attrs), tuple(m.number for m in members), len(here),
                       sum(float(m.attrs.get("cost_s") or 0) for m in members), common, tuple(suspects))

@@ -108,5 +108,5 @@ def t_975(degrees: int) -> float:
 
 def changed(baseline: Config, other: Config) -> dict[str, tuple[Value | None, Value | None]]:
     """Parameters whose choice differs: name -> (baseline's, other's); None where it does not exist."""
-    names = [*baseline, *(n for n in other if n not in baseline)]
+    names = [*other, *(n for n in baseline if n not in other)]
     return {n: (baseline.get(n), other.get(n)) for n in names if repr(baseline.get(n)) != repr(other.get(n))}

@@ -10,7 +10,6 @@ feasible.
 from __future__ import annotations
 
 import pathlib
-import re
 import shlex
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.history import TrialRecord, crash_of
 from autotune.measure.objective import UNITS
+from autotune.review.markdown import code, escape, fence
 from autotune.review.wording import FIGURES, config_text, duration, one_line, percent, with_unit
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _end(file: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
 def note(record: TrialRecord, unit: str, limits: Mapping[str, float]) -> str:
     """The note as Markdown."""
     attrs = record.attrs
-    parts = [f"### {state(record)}", f"`{code(config_text(record.config))}`"]
+    parts = [f"### {escape(standing(record))}", f"`{code(config_text(record.config))}`"]
     if record.crashed:
         parts += _crash(attrs)
     elif record.state != "FAIL":
@@ -85,19 +85,19 @@ def note(record: TrialRecord, unit: str, limits: Mapping[str, float]) -> str:
     return "\n\n".join(p for p in parts if p) + "\n"
 
 
-def state(record: TrialRecord) -> str:
+def standing(record: TrialRecord) -> str:
     """A trial's standing in a few words, the first thing a reader needs."""
     attrs = record.attrs
     if record.crashed:
-        return f"CRASHED at {attrs['crash_stage']}: {escape(attrs['crash_category'])}"
+        return one_line(f"CRASHED at {attrs['crash_stage']}: {attrs['crash_category']}")
     if record.state == "FAIL":
         return "FAILED (not the configuration's fault)"
     if record.state in ("RUNNING", "WAITING"):
         return record.state.capitalize()
     if attrs.get("invalid_reasons") or record.value is None:
-        return f"INVALID: {escape(', '.join(attrs.get('invalid_reasons') or ['no value']))}"
+        return one_line(f"INVALID: {', '.join(attrs.get('invalid_reasons') or ['no value'])}")
     if attrs.get("violated"):
-        return f"INFEASIBLE: breaks {escape(', '.join(attrs['violated']))}"
+        return one_line(f"INFEASIBLE: breaks {', '.join(attrs['violated'])}")
     return "Feasible" if record.feasible else "INFEASIBLE"
 
 
@@ -157,20 +157,3 @@ def _command(attrs: Mapping[str, Any]) -> str:
     argv: Sequence[str] = [str(a) for a in attrs["server_argv"]]
     env = [f"{k}={shlex.quote(str(v))}" for k, v in (attrs.get("server_env") or {}).items()]
     return " ".join([*env, shlex.join(argv)])
-
-
-def fence(text: str) -> str:
-    """A code block that the text cannot end, whatever back-ticks are in it."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    ticks = "`" * max(3, longest + 1)
-    return f"{ticks}text\n{text.rstrip()}\n{ticks}"
-
-
-def code(text: str) -> str:
-    """Text for an inline code span."""
-    return one_line(text).replace("`", "'")
-
-
-def escape(text: Any) -> str:
-    """Text as Markdown that shows it literally, on one line."""
-    return re.sub(r"([\\`*_{}\[\]<>#|!~&])", r"\\\1", one_line(text))

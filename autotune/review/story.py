@@ -108,6 +108,7 @@ class Story:
     provenance: Mapping[str, Any]
     stop: Mapping[str, Any]
     confirmation: Mapping[str, Any]
+    strategy: str = ""
 
     @property
     def unit(self) -> str:
@@ -142,7 +143,8 @@ def tell(study: str, space: Space, objective: str, limits: Mapping[str, float], 
         counts=_counts(records), spent=_spent(records), crashes=crashes, levers=levers(space, measured),
         pivots=tuple(pivots), untried=untried(space, records, pivots, stop.get("reason")), matrix=tuple(matrix),
         measured=tuple(measured), records=tuple(records), identity=dict(attrs.get("identity") or {}),
-        provenance=dict(attrs.get("provenance") or {}), stop=stop, confirmation=confirmation)
+        provenance=dict(attrs.get("provenance") or {}), stop=stop, confirmation=confirmation,
+        strategy=str(attrs.get("strategy") or ""))
 
 
 def _conclusion(measured: Sequence[Tested], best: Tested | None, confirmation: Mapping[str, Any]) -> Conclusion:

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.review import verdict
+from autotune.review import blocks, verdict
 from autotune.review.levers import changed
+from autotune.review.loadtable import load_table
 from autotune.review.story import Conclusion, Story
 from autotune.review.tested import Tested
 from autotune.review.wording import choice_text, config_text, count, one_line, region_text
@@ -118,12 +119,13 @@ def _untried(story: Story, tty: bool) -> Table | None:
 
 
 def _matrix(story: Story, tty: bool) -> Table | None:
-    if not story.matrix:
+    section = load_table(story)
+    data = next((b for b in section.blocks if isinstance(b, blocks.Table)), None) if section else None
+    if data is None or section is None:
         return None
-    names = list(dict.fromkeys(name for row in story.matrix for name in row))
-    table = _table("Concurrency and context", tty, *[f">{name}" if name != "config" else name for name in names])
-    for row in story.matrix:
-        table.add_row(*[verdict.cell(row.get(name)) for name in names])
+    table = _table(section.title, tty, *data.columns)
+    for row in data.rows:
+        table.add_row(*[cell if isinstance(cell, str) else cell.text for cell in row])
     return table
 
 

@@ -177,10 +177,15 @@ def pivot_words(pivot: Mapping[str, Any]) -> str:
 
 def change_words(factor: float, low: float | None, high: float | None) -> str:
     """A lever's factor as a change in per cent with its interval."""
-    told = percent(factor - 1, signed=True)
+    interval = range_words(low, high)
+    return percent(factor - 1, signed=True) + (f" ({interval})" if interval else "")
+
+
+def range_words(low: float | None, high: float | None) -> str:
+    """An interval of factors as changes in per cent; empty when unknown."""
     if low is None or high is None:
-        return told
-    return f"{told} ({percent(low - 1, signed=True)} to {percent(high - 1, signed=True)})"
+        return ""
+    return f"{percent(low - 1, signed=True)} to {percent(high - 1, signed=True)}"
 
 
 def cell(value: Any) -> str:

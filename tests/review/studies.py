@@ -30,10 +30,10 @@ class Made:
         return {"server_argv": list(made.argv), "server_env": dict(made.env)}
 
     def measure(self, config: Config, value: float, *, tpot_ms: float = 20.0, reasons: tuple[str, ...] = (),
-                same_launch: bool = False, assumed: bool = True, **attrs: Any) -> int:
-        """A measurement of `value` tok/J at 40 W."""
+                same_launch: bool = False, assumed: bool = True, watts: float = 40.0, **attrs: Any) -> int:
+        """A measurement of `value` tok/J."""
         self.launches += 0 if same_launch else 1
-        window_s, watts = 10.0, 40.0
+        window_s = 10.0
         energy = Energy("cpu_time", watts * window_s, window_s, assumed=assumed, scope="server processes")
         outcome = Measurement(
             output_tokens=round(value * watts * window_s), window_s=window_s, requests=50, errors=0,
@@ -56,6 +56,51 @@ class Made:
         trial = self.study.ask(config, self.launches)
         self.study.tell(trial, outcome, None, cost_s=7.0, launch_s=7.0, **self.command(config), **attrs)
         return int(trial.number)
+
+
+BUDGETS = {0: 1.0, 4: 1.16, 8: 1.32, 16: 1.41, 32: 1.22}
+LOADS = {1: 0.35, 4: 1.0, 8: 1.55, 16: 1.9}
+LOG = """[2026-01-01 10:00:00 TP1] Init torch distributed begin
+Traceback (most recent call last):
+  File "/srv/engine/tp_worker.py", line 88, in init
+    self.comm = Communicator(rank)
+  File "/srv/engine/comm.py", line 41, in __init__
+    raise RuntimeError("NVLS multicast needs NVLink switches, none found")
+RuntimeError: NVLS multicast needs NVLink switches, none found
+"""
+
+
+def search(made: Made, launches: int, seed: int = 1) -> None:
+    """Random launches with a plausible landscape: interactions, limits, four kinds of crashes, invalid windows."""
+    rng = random.Random(seed)
+    made.measure(baseline(made), 2.0)
+    for level in (1, 8, 16):
+        made.measure(baseline(made, concurrency=level), 2.0 * LOADS[level], same_launch=True)
+    while made.launches < launches:
+        config = made.settings.space.sample(rng)
+        if config["nvls"]:
+            made.crash(config, excerpt=LOG)
+        elif config["allreduce_fusion"] and config["tp"] == 1:
+            made.crash(config, "f05e77aa", category="bad_flag_combination", stage=Stage.ARG_PARSE,
+                       excerpt="error: --enable-allreduce-fusion needs --tp-size above 1",
+                       explanation="All-reduce fusion needs tensor parallelism above 1.", next_step="Set tp=2.")
+        elif config["tp"] == 2 and config["dp"] == 2 and rng.random() < 0.6:
+            made.crash(config, "0ec4d2b1", category="out_of_memory", stage=Stage.KV_ALLOC, blame=Blame.CONFIG,
+                       excerpt="RuntimeError: not enough memory for the KV cache",
+                       explanation="Two replicas of two shards do not fit.", next_step="Lower tp or dp.")
+        elif rng.random() < 0.04:
+            made.crash(config, "7a11c0de", category="port_in_use", stage=Stage.WARMUP, blame=Blame.TRANSIENT,
+                       excerpt="OSError: [Errno 98] address already in use",
+                       explanation="Another process held the port.", next_step="Nothing: it is tried again.")
+        else:
+            first = True
+            for level in rng.sample([1, 4, 8, 16], rng.randint(1, 3)):
+                value = 2.0 * BUDGETS[int(config["tree_budget"])] * LOADS[level] * (0.93 if config["tp"] == 2 else 1.0)
+                value *= (1 + 0.03 * int(config.get("tree_topk", 1))) * rng.gauss(1, 0.01)
+                made.measure({**config, "concurrency": level}, value, tpot_ms=9 + 2 * level + rng.random(),
+                             same_launch=not first, reasons=("unsteady",) if rng.random() < 0.05 else (),
+                             watts=34 + 0.4 * level + rng.random())
+                first = False
 
 
 def baseline(made: Made, **changes: Any) -> dict[str, Any]:
