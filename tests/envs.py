@@ -4,7 +4,8 @@
 
 Environments live in $AUTOTUNE_ENV_CACHE (default ~/.cache/autotune/envs). Two processes that ask for the same one
 wait for each other; a half-made one (no marker) or one of an older recipe is made again. Run as a script to make them
-ahead of the tests: `python tests/envs.py sglang-0.5.16 sglang-0.5.23`.
+ahead of the tests: `python tests/envs.py sglang-0.5.16 sglang-0.5.23`. Without a GPU, torch's CPU build is the one to
+have: where pip does not find it by itself, PIP_EXTRA_INDEX_URL names torch's own index.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ def cache() -> Path:
     return Path(os.environ.get("AUTOTUNE_ENV_CACHE") or Path.home() / ".cache/autotune/envs").expanduser()
 
 
-def ensure(name: str) -> Path:
+def ensure(name: str, recipe: Recipe | None = None) -> Path:
     """The Python of environment `name`, made first when needed (minutes). Raises RuntimeError with pip's words."""
-    recipe = RECIPES[name]
+    recipe = recipe or RECIPES[name]
     folder = cache() / name
     python, marker = folder / "bin/python", folder / "complete"
     with _locked(cache() / f"{name}.lock"):
@@ -73,7 +74,8 @@ def ensure(name: str) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             _run(sys.executable, "-m", "venv", str(folder))
             pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-            _run(*pip, *recipe.requirements)
+            if recipe.requirements:
+                _run(*pip, *recipe.requirements)
             if recipe.alone:
                 _run(*pip, "--no-deps", *recipe.alone)
             marker.write_text(recipe.digest)
