@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
+COUNTING = ("warm-up", "window")
+"""Stages whose text counts seconds: told once on a plain terminal."""
 PLAIN_S = 30.0
 """Without a terminal, a stage that lasts is repeated this often."""
 
@@ -59,9 +61,10 @@ class Progress:
             self._status.update(f"{self.head} | {name} {after_s:.0f} s | {self._standing()}")
             return
         last, when = self._last
-        if name.split(":")[0] != last or after_s - when >= PLAIN_S or after_s < when:
-            self._last = (name.split(":")[0], after_s)
-            self._say(f"  {after_s:6.1f} s  {name}")
+        kind = name.split()[0]
+        if kind != last or after_s - when >= PLAIN_S or after_s < when:
+            self._last = (kind, after_s)
+            self._say(f"  {after_s:6.1f} s  {name if kind not in COUNTING else kind}")
 
     def outcome(self, record: TrialRecord) -> None:
         """A trial ended."""
