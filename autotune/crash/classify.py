@@ -174,7 +174,7 @@ class _Reading:
         if len(chosen) > EXCERPT_LINES:
             keep = EXCERPT_LINES // 2
             chosen = sorted({*chosen[:1], *(i for i in chosen if abs(i - line) <= keep)})
-        return "\n".join(_shown(lines[i]) for i in chosen)
+        return "\n".join(_shown(lines[i]) for i in chosen if not tracebacks.MARKS.match(lines[i].text))
 
 
 def _shown(line: logtext.Line) -> str:

@@ -26,6 +26,7 @@ WINDOWS = 8
 NEEDLE = b"Traceback (most recent call last)"
 KEPT_COPIES = 3
 MAX_LINES = 6000
+MAX_TEXT = 500_000
 LAST_LINES = 400
 MAX_CHARS = 1200
 GAP = "[... part of the log left out ...]"
@@ -190,8 +191,10 @@ def _reduced(lines: list[str]) -> Iterator[tuple[str, int]]:
             last_key = ""
             continue
         kept.append((raw, 1))
-    if len(kept) > MAX_LINES:
-        kept = kept[:MAX_LINES // 3] + [(GAP, 1)] + kept[-2 * MAX_LINES // 3:]
+    total = sum(min(len(raw), MAX_CHARS) for raw, _ in kept)
+    most = min(MAX_LINES, len(kept) * MAX_TEXT // max(1, total))
+    if len(kept) > most:
+        kept = kept[:most // 3] + [(GAP, 1)] + kept[-2 * most // 3:]
     yield from kept
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from autotune.crash import rules
@@ -38,6 +40,13 @@ def test_no_pattern_matches_nothing_or_everything() -> None:
         for pattern in (*rule.patterns, *rule.near, *rule.unless):
             assert not pattern.search(""), (rule.category, pattern.pattern)
             assert not pattern.search("the quick brown fox\njumps over 13 lazy dogs"), (rule.category, pattern.pattern)
+
+
+def test_no_pattern_begins_with_an_endless_repetition() -> None:
+    """Such a pattern needs quadratic time on a long word or line."""
+    for rule in rules.load().rules:
+        for pattern in (*rule.patterns, *rule.within, *rule.near, *rule.unless):
+            assert not re.match(r"(?:\\[wS]|\.|\[[^\]]*\])[*+]", pattern.pattern), (rule.category, pattern.pattern)
 
 
 def test_among_equals_the_earlier_line_wins_and_on_one_line_the_earlier_entry() -> None:
