@@ -39,7 +39,9 @@ class Stream:
         text = json.dumps(prompt)
         self.prompt_tokens = len(prompt) if isinstance(prompt, list) else max(1, round(len(prompt) / args.chars))
         self.seed = hashlib.sha256(text.encode()).hexdigest()
-        self.continuous = bool((body.get("stream_options") or {}).get("continuous_usage_stats"))
+        options = body.get("stream_options") or {}
+        self.usage_wanted = bool(options.get("include_usage"))
+        self.continuous = bool(options.get("continuous_usage_stats"))
         self.stream = bool(body.get("stream", True))
         self.sent: list[float] = []
         self.counts: list[int] = []
@@ -50,15 +52,17 @@ class Stream:
     def _words(self, args: argparse.Namespace) -> list[str]:
         """Greedy output: a function of the prompt; `--noise` flips tokens at random, `--corrupt` always."""
         rng = random.Random(self.seed)
+        if not (args.loop or args.noise or args.corrupt):
+            return rng.choices(WORDS, k=self.wanted)
         words = []
         noise = random.Random() if args.noise else None
         for position in range(self.wanted):
-            word = rng.choice(WORDS)
+            word = rng.choices(WORDS)[0]
             if args.loop:
                 word = WORDS[position % 3]
             if noise is not None and noise.random() < args.noise:
                 rng, noise = random.Random(random.random()), None
-                word = rng.choice(WORDS)
+                word = rng.choices(WORDS)[0]
             if args.corrupt and position % args.corrupt == args.corrupt - 1:
                 word = "XX"
             words.append(word)
@@ -223,7 +227,7 @@ class Stub:
         self.total_tokens += n
         self.total_steps += 1
         if last:
-            if s.api != "sglang" and self.args.usage != "none":
+            if s.usage_wanted and self.args.usage != "none":
                 self.event(c, '{"choices":[],"usage":' + self.usage(s) + "}")
             self.finish(c, s)
         else:

@@ -1,0 +1,279 @@
+"""Load clients side by side against one stub server: ours, sglang.bench_serving, guidellm, aiperf.
+
+    python tests/benchmarks/load.py [--json] [--peers sglang guidellm aiperf] [--install] [--concurrency 64 1024]
+
+For each: tokens that the stub sent and that the client reports, tokens per second, CPU seconds of the client's
+processes per million tokens (from the first request to the last token: neither start nor report), and its TTFT and TPOT
+against the stub's own times. Each peer lives in an environment of its own (tests/envs.py); one that is not there is
+said to be missing, or is installed with --install. Figures depend on what else the machine does: compare rows only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from autotune.measure.client import LoadClient  # noqa: E402
+from autotune.measure.power.cpu_time import CpuTimeMeter  # noqa: E402
+from autotune.measure.power.meter import Powered, PowerSettings  # noqa: E402
+from autotune.measure.spec import LoadOrder, LoadSpec, PromptSpec, Target  # noqa: E402
+from tests import envs  # noqa: E402
+from tests.fakes.stub import Stub  # noqa: E402
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 60, 64
+LIMIT_S = 540.0
+RECIPES = {"guidellm": envs.Recipe(("guidellm==0.8.1",)), "aiperf": envs.Recipe(("aiperf",))}
+SGLANG_ENV = "sglang-0.5.23"
+SGLANG = """
+import sys, types
+sys.modules["datasets"] = types.ModuleType("datasets")  # imported for data sets that are not used here
+sys.modules["datasets"].load_dataset = None
+from sglang.benchmark.serving import cli_main
+cli_main()
+"""
+TOKENIZER = """
+import sys
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+bytes_ = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+made = Tokenizer(models.BPE(bytes_, []))
+made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+made.add_special_tokens(["</s>"])
+PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>").save_pretrained(sys.argv[1])
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run: where, how many requests at what concurrency, and a folder for what the client leaves."""
+
+    url: str
+    concurrency: int
+    requests: int
+    folder: pathlib.Path
+    tokenizer: pathlib.Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a client reports: completed requests and their tokens, and latencies in ms."""
+
+    requests: int
+    tokens: float
+    ttft_mean: float
+    ttft_p99: float
+    tpot_mean: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    name: str
+    env: str | None
+    command: Callable[[str, Job], Sequence[str]]
+    claim: Callable[[Job], Claim]
+
+
+def ours(python: str, job: Job) -> list[str]:
+    return [python, str(pathlib.Path(__file__)), "--worker", job.url, str(job.concurrency), str(job.requests),
+            str(job.folder / "ours.json")]
+
+
+def worker(url: str, concurrency: int, requests: int, out: str) -> None:
+    """Our client, as measure() uses it, for a number of requests."""
+    load = LoadSpec(concurrency=concurrency, context_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS,
+                    output_spread=0.0, temperature=0.0, ignore_eos=True, rate_per_s=None, seed=1,
+                    prompts=PromptSpec("builtin", None, 0.0, 0, 1, 1), first_token_timeout_s=120.0,
+                    token_timeout_s=120.0, request_timeout_s=LIMIT_S, retries=1)
+    with LoadClient(LoadOrder(Target(url, "openai", "stub", True), load, 1.0)) as client:
+        while (tick := client.wait(0.1)) is None or tick.finished + tick.errors < requests + concurrency:
+            pass
+        replies = client.stop()
+    ok = [r for r in replies if r.ok and r.wanted_tokens == OUTPUT_TOKENS]
+    pathlib.Path(out).write_text(json.dumps({
+        "requests": len(ok), "tokens": sum(r.tokens for r in ok), "ttft": [r.ttft_s for r in ok],
+        "tpot": [r.tpot_s for r in ok]}))
+
+
+def ours_claim(job: Job) -> Claim:
+    found = json.loads((job.folder / "ours.json").read_text())
+    return Claim(found["requests"], found["tokens"], *_latency(found["ttft"]), statistics.mean(found["tpot"]) * 1000)
+
+
+def sglang(python: str, job: Job) -> list[str]:
+    return [python, "-c", SGLANG, "--backend", "sglang-oai", "--base-url", job.url, "--model", "stub", "--tokenizer",
+            str(job.tokenizer), "--dataset-name", "random-ids", "--random-input-len", str(PROMPT_TOKENS),
+            "--random-output-len", str(OUTPUT_TOKENS), "--random-range-ratio", "1", "--num-prompts", str(job.requests),
+            "--max-concurrency", str(job.concurrency), "--disable-tqdm", "--output-file",
+            str(job.folder / "sglang.jsonl")]
+
+
+def sglang_claim(job: Job) -> Claim:
+    found = json.loads((job.folder / "sglang.jsonl").read_text().splitlines()[-1])
+    return Claim(found["completed"], found["total_output_tokens"], found["mean_ttft_ms"], found["p99_ttft_ms"],
+                 found["mean_tpot_ms"])
+
+
+def guidellm(python: str, job: Job) -> list[str]:
+    return [str(pathlib.Path(python).parent / "guidellm"), "run", "--backend",
+            f"kind=openai_http,target={job.url},model=stub,request_format=/v1/completions", "--profile",
+            f"kind=concurrent,streams={job.concurrency}", "--constraint", f"kind=max_requests,count={job.requests}",
+            "--tokenizer", f"kind=hf_auto,model={job.tokenizer}", "--data",
+            f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={OUTPUT_TOKENS}", "--output",
+            f"kind=json,path={job.folder / 'guidellm.json'}", "--disable-console"]
+
+
+def guidellm_claim(job: Job) -> Claim:
+    metrics = json.loads((job.folder / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
+    first, later = (metrics[name]["successful"] for name in ("time_to_first_token_ms", "inter_token_latency_ms"))
+    tokens = metrics["output_token_count"]["successful"]["total_sum"]
+    return Claim(metrics["request_totals"]["successful"], tokens, first["mean"], first["percentiles"]["p99"],
+                 later["mean"])
+
+
+def aiperf(python: str, job: Job) -> list[str]:
+    return [str(pathlib.Path(python).parent / "aiperf"), "profile", "--model", "stub", "--url", job.url,
+            "--endpoint-type", "completions", "--streaming", "--concurrency", str(job.concurrency), "--request-count",
+            str(job.requests), "--synthetic-input-tokens-mean", str(PROMPT_TOKENS), "--output-tokens-mean",
+            str(OUTPUT_TOKENS), "--tokenizer", str(job.tokenizer), "--artifact-dir", str(job.folder / "aiperf"),
+            "--ui", "none", "--use-server-token-count"]
+
+
+def aiperf_claim(job: Job) -> Claim:
+    found = json.loads(next((job.folder / "aiperf").rglob("profile_export_aiperf.json")).read_text())
+    first, later = found["time_to_first_token"], found["inter_token_latency"]
+    tokens = found["total_output_tokens"]["avg"]
+    return Claim(int(found["request_count"]["avg"]), tokens, first["avg"], first["p99"], later["avg"])
+
+
+CONTENDERS = (Contender("ours", None, ours, ours_claim), Contender("sglang", SGLANG_ENV, sglang, sglang_claim),
+              Contender("guidellm", "guidellm", guidellm, guidellm_claim),
+              Contender("aiperf", "aiperf", aiperf, aiperf_claim))
+
+
+def python_of(contender: Contender, install: bool) -> str | None:
+    """The contender's Python; None when its environment is missing."""
+    if contender.env is None:
+        return sys.executable
+    envs.RECIPES.update(RECIPES)
+    if not install and not (envs.cache() / contender.env / "complete").is_file():
+        return None
+    return str(envs.ensure(contender.env))
+
+
+def race(contender: Contender, python: str, concurrency: int, requests: int,
+         stub_arguments: Sequence[str]) -> dict[str, Any]:
+    """Run one contender against a fresh stub."""
+    with tempfile.TemporaryDirectory() as name, Stub(pathlib.Path(name), *stub_arguments) as stub:
+        folder = pathlib.Path(name)
+        if contender.env is not None:
+            subprocess.run([python, "-c", TOKENIZER, str(folder / "tokenizer")], check=True, capture_output=True)
+        job = Job(stub.url, concurrency, requests, folder, folder / "tokenizer")
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        if contender.env == SGLANG_ENV:
+            env["PYTHONPATH"] = str(ROOT / "tests/sglang/standin")
+        cpu: list[tuple[float, float]] = []
+        with (folder / "log").open("w") as log:
+            process = subprocess.Popen(contender.command(python, job), stdout=log, stderr=subprocess.STDOUT, env=env,
+                                       start_new_session=True, cwd=folder)
+            meter = CpuTimeMeter(PowerSettings("cpu_time", 1.0, 0.1, 1.0, 0.05), Powered(process.pid), None)
+            end = time.monotonic() + LIMIT_S
+            with meter:
+                while process.poll() is None and time.monotonic() < end:
+                    reading = meter.read()
+                    cpu.append((reading.t, reading.total or 0.0))
+                    time.sleep(0.1)
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+            process.wait()
+            return {"client": contender.name, "concurrency": concurrency, "failed": f"not done after {LIMIT_S:g} s"}
+        stub.stop()
+        try:
+            claim = contender.claim(job)
+        except (OSError, ValueError, KeyError, StopIteration) as error:
+            tail = (folder / "log").read_text()[-600:]
+            return {"client": contender.name, "concurrency": concurrency, "failed": f"{error!r}; its log ends: {tail}"}
+        return compare(contender.name, claim, stub.truth, cpu, concurrency)
+
+
+def compare(name: str, claim: Claim, truth: list[dict[str, Any]], cpu: list[tuple[float, float]],
+            concurrency: int) -> dict[str, Any]:
+    """A row: the claim beside the truth."""
+    whole = [t for t in truth if len(t["sent"]) > 1 and t["tokens"] == t["wanted"] == OUTPUT_TOKENS]
+    sent = sum(t["counts"][-1] for t in truth if t["counts"])
+    start, end = min(t["received"] for t in truth), max(t["sent"][-1] for t in truth if t["sent"])
+    spent = _at(cpu, end) - _at(cpu, start)
+    ttft_mean, ttft_p99 = _latency([t["sent"][0] - t["received"] for t in whole])
+    tpot = statistics.mean((t["sent"][-1] - t["sent"][0]) / (t["tokens"] - 1) for t in whole) * 1000
+    return {"client": name, "concurrency": concurrency, "requests": claim.requests,
+            "tokens_lost": round(OUTPUT_TOKENS * claim.requests - claim.tokens),
+            "tokens_per_s": round(sent / (end - start)), "cpu_s_per_million": round(spent / sent * 1e6, 1),
+            "ttft_ms": round(claim.ttft_mean, 2), "ttft_error_ms": round(claim.ttft_mean - ttft_mean, 2),
+            "ttft_p99_error_ms": round(claim.ttft_p99 - ttft_p99, 2), "tpot_ms": round(claim.tpot_mean, 3),
+            "tpot_error_ms": round(claim.tpot_mean - tpot, 3)}
+
+
+def _latency(seconds: Sequence[float]) -> tuple[float, float]:
+    """Mean and 99th percentile in ms."""
+    ordered = sorted(seconds)
+    return statistics.mean(ordered) * 1000, ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] * 1000
+
+
+def _at(cpu: list[tuple[float, float]], t: float) -> float:
+    """CPU seconds at a moment, between the samples around it."""
+    for (t0, c0), (t1, c1) in zip(cpu, cpu[1:], strict=False):
+        if t0 <= t <= t1:
+            return c0 + (c1 - c0) * (t - t0) / (t1 - t0)
+    return cpu[0][1] if t < cpu[0][0] else cpu[-1][1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--peers", nargs="*", default=[c.name for c in CONTENDERS[1:]])
+    parser.add_argument("--install", action="store_true", help="make the environments that are missing (minutes)")
+    parser.add_argument("--concurrency", type=int, nargs="*", default=[64, 1024])
+    parser.add_argument("--itl-ms", type=float, help="pace of the stub; by default 20 at C <= 64, else full speed")
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker(args.worker[0], int(args.worker[1]), int(args.worker[2]), args.worker[3])
+        return
+    rows = []
+    for concurrency in args.concurrency:
+        pace = args.itl_ms if args.itl_ms is not None else 20.0 if concurrency <= 64 else 0.0
+        arguments = ("--ttft-ms", "100", "--itl-ms", str(pace), "--chars", "1")
+        for contender in (c for c in CONTENDERS if c.name in ("ours", *args.peers)):
+            python = python_of(contender, args.install)
+            if python is None:
+                row: dict[str, Any] = {"client": contender.name, "concurrency": concurrency,
+                                       "failed": "missing (--install makes its environment)"}
+            else:
+                row = race(contender, python, concurrency, max(4 * concurrency, 512), arguments)
+            rows.append(row)
+            print(json.dumps(row) if args.json else "  ".join(f"{k}={v}" for k, v in row.items()), flush=True)
+    for concurrency in args.concurrency:
+        cost = {r["client"]: r["cpu_s_per_million"] for r in rows
+                if r["concurrency"] == concurrency and "failed" not in r}
+        peers = {name: value for name, value in cost.items() if name != "ours"}
+        if "ours" in cost and peers:
+            best = min(peers, key=lambda name: peers[name])
+            ratio = {"concurrency": concurrency, "best_peer": best, "times_the_tokens_per_cpu_s": round(
+                peers[best] / cost["ours"], 1)}
+            print(json.dumps(ratio) if args.json else "  ".join(f"{k}={v}" for k, v in ratio.items()))
+
+
+if __name__ == "__main__":
+    main()
