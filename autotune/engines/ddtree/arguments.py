@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.engines.ddtree.shape import Shape
 
-PACKAGED_MODEL = Path(__file__).with_name("weights")
+PACKAGED_MODEL = Path(__file__).with_name("packaged")
 
 
 @dataclass(frozen=True)
