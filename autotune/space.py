@@ -85,8 +85,14 @@ class Space:
 
     def with_rules(self, rules: Sequence[Rule]) -> Space:
         """The same space with an engine's static rules added (those that only name parameters it has)."""
-        names = {p.name for p in self.params}
-        return dataclasses.replace(self, rules=self.rules + tuple(r for r in rules if set(r.when) <= names))
+        names = {p.name: p.choices for p in self.params}
+        fitting = []
+        for rule in rules:
+            if set(rule.when) <= set(names):
+                when = {k: tuple(v for v in values if _among(v, names[k])) for k, values in rule.when.items()}
+                if all(when.values()):
+                    fitting.append(Rule(when, rule.because))
+        return dataclasses.replace(self, rules=self.rules + tuple(fitting))
 
     def param(self, name: str) -> Param:
         return next(p for p in self.params if p.name == name)
