@@ -10,7 +10,7 @@ from autotune.redact import HIDDEN, Redactor, secret_name
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "--api-key", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "password",
-                                  "--admin-api-key", "GITHUB_PAT", "db_passwd", "Authorization-Token"])
+                                  "--admin-api-key", "GITHUB_PAT", "db_passwd", "DB_PWD", "Authorization-Token"])
 def test_secret_names_are_known(name: str) -> None:
     assert secret_name(name)
 
@@ -18,7 +18,7 @@ def test_secret_names_are_known(name: str) -> None:
 @pytest.mark.parametrize("name", [
     "--max-total-tokens", "max_new_tokens", "tokenizer", "--tokenizer-path", "output_tokens", "token_usage", "keyboard",
     "--speculative-num-draft-tokens", "monkey", "tokens_per_s", "--speculative-token-map", "best_first_tokens",
-    "SGLANG_X_NUM_MAX_DISPATCH_TOKENS"])
+    "SGLANG_X_NUM_MAX_DISPATCH_TOKENS", "PWD", "OLDPWD"])
 def test_names_of_counts_and_paths_are_not_secret(name: str) -> None:
     assert not secret_name(name)
 
