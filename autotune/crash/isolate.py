@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 
-from autotune.records import Config, UsageError, Value, config_key
+from autotune.records import Config, Crash, UsageError, Value, config_key
 from autotune.space import Space
 
 SUSPECT_WEIGHT = 4.0
@@ -168,6 +169,16 @@ class Isolation:
         instead = {n: self.working[n] for n in self.names if n in found and n in self.working}
         holding = [passed for seen, passed in self.seen if set(found) <= seen]
         return Isolated(choices, instead, config, exact, self.launches, holding.count(False), holding.count(True))
+
+
+def suspects(crash: Crash, flags: Mapping[str, Sequence[str]]) -> list[str]:
+    """The parameters that a crash's text or category names, in the order of `flags` (parameter -> its flags or words).
+
+    Dashes and underscores are the same; a name counts only as a whole word.
+    """
+    said = "_" + re.sub(r"[^a-z0-9]+", "_", f"{crash.category} {crash.excerpt}".lower()) + "_"
+    return [name for name, others in flags.items()
+            if any(f"_{re.sub(r'[^a-z0-9]+', '_', word.lower()).strip('_')}_" in said for word in (name, *others))]
 
 
 def _same(a: Config, b: Config, name: str) -> bool:

@@ -4,9 +4,9 @@
     found = table.find(log, blocks, stage_at)      # a Found, or None
 
 How a winner is picked: every rule belongs to a tier (cause, generic, symptom, echo). The lowest tier wins, in it
-the earliest line, on one line the earlier rule of the table. What a log says by the way (warnings, fall-backs)
-comes after all tiers, and so does a match of a strict rule outside a statement of an error; advice texts count
-nothing.
+the earliest line, on one line the earlier rule of the table. What a log says by the way (warnings)
+comes after all tiers and only from its last lines, and so does a match of a strict rule outside a statement of an
+error; advice and fall-backs count nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ SYMPTOM, ECHO, ASIDE = 2, 3, 4
 BEFORE, AFTER = 60, 30
 """The neighbourhood of a match that `near` and `unless` look at (lines)."""
 MATCHES = 40
+LAST_WORDS = 15
+"""How near the end a warning must stand to explain a failure (lines)."""
 STATES_ERROR = re.compile(r"\b(?:error|exception|fatal|fail(?:ed|ure)?|assert\w*|abort\w*|panic)\b|error:", re.I)
 KEYS = {"category", "tier", "strict", "any", "within", "near", "unless", "stages", "stage", "blame", "blame_by_stage",
         "explanation", "next_step"}
@@ -118,8 +120,11 @@ class Table:
                 if (rule.within or rule.near or rule.unless) and not _fits(rule, log, text, line, blocks):
                     continue
                 quiet = log.lines[line].level in ("info", "warning") and rule.tier < SYMPTOM
-                stated = not rule.strict or line in errors
-                aside = quiet or not stated or self.aside.search(log.lines[line].text)
+                if line not in errors and self.aside.search(log.lines[line].text):
+                    continue
+                aside = quiet or (rule.strict and line not in errors)
+                if aside and line < len(log.lines) - LAST_WORDS:
+                    continue
                 yield Found(rule, ASIDE if aside else rule.tier, line, match[0])
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.crash.isolate import Isolated, Isolation
+from autotune.crash.classify import classify
+from autotune.crash.isolate import Isolated, Isolation, suspects
 from autotune.records import Config, UsageError, config_key
 from autotune.space import Space
 
@@ -60,6 +61,14 @@ def test_two_choices_that_crash_only_together_are_both_found(pair: tuple[str, st
 def test_a_suspect_named_by_the_log_is_found_in_two_launches() -> None:
     found = run(Isolation(EIGHT, ALL, NONE, suspects=["flag6"]), crashes_with("flag6"))
     assert set(found.choices) == {"flag6"} and found.launches <= 2
+
+
+def test_parameters_that_the_log_names_are_suspects() -> None:
+    flags = {"tp": ["--tp-size"], "nvls": ["--enable-nccl-nvls"], "spec": ["--speculative-algorithm"], "page": []}
+    bind = classify("Failed to bind NVLink SHARP (NVLS) Multicast memory: CUDA error 401")
+    assert suspects(bind, flags) == ["nvls"]
+    assert suspects(classify("ValueError: heads (4) must be divisible by --tp-size (3)"), flags) == ["tp"]
+    assert suspects(classify("ValueError: tpx and homepage"), flags) == []
 
 
 def test_known_outcomes_save_launches() -> None:
