@@ -12,6 +12,7 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,9 @@ from autotune.verbs import open_study
 from tests.review.studies import Made, baseline, search
 
 Maker = Callable[..., Made]
-PROVENANCE = {"autotune": "0.1", "python": "3.11", "driver": None, "gpu": [], "created": "2026-01-01T00:00:00Z",
-              "command": "python -m autotune tune +space=local"}
+PROVENANCE: dict[str, Any] = {
+    "autotune": "0.1", "python": "3.11", "driver": None, "gpu": [], "created": "2026-01-01T00:00:00Z",
+    "command": "python -m autotune tune +space=local"}
 SHM = pathlib.Path("/dev/shm")
 
 
