@@ -76,8 +76,8 @@ def _verdict(story: Story) -> Section | None:
             (name, side(a), Cell(side(b), "strong")) for name, (a, b) in moved.items()),
             "What changes; every other choice is the baseline's"))
     head = verdict.label(story, winner)
-    columns = ("Figure", ">Baseline", f">{head}", ">Change", "Limit") if base is not winner else \
-        ("Figure", ">Baseline", "Limit")
+    columns = ("Figure", ">Baseline", f">{head}", ">Change", "?Limit") if base is not winner else \
+        ("Figure", ">Baseline", "?Limit")
     rows_ = verdict.figure_rows(story)
     blocks.append(Table(columns, tuple(r if base is not winner else (r[0], r[1], r[4]) for r in rows_),
                         "Figures" if base is not winner else "The baseline's figures"))

@@ -113,4 +113,5 @@ def escape(text: object) -> str:
 
 
 def _html(text: str) -> str:
-    return one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Text inside an HTML block of the Markdown file; every character that Markdown knows as an entity too."""
+    return re.sub(r"[&<>\[\]`*_|]", lambda m: f"&#{ord(m[0])};", one_line(text))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LARGEST = 4 * 2**20
 """Of a file above this many bytes only the end is kept as an artifact; all of it stays in launches/."""
 EXCERPT = 6000
+WIDEST = 120
 
 
 def annotate(study: Study, record: TrialRecord) -> None:
@@ -149,11 +150,21 @@ def _crash(attrs: Mapping[str, Any]) -> list[str]:
     out = [", ".join(facts) + "."]
     out += [escape(crash.explanation)] if crash.explanation else []
     out += [f"**What to do:** {escape(crash.next_step)}"] if crash.next_step else []
-    out += ["**From the log**", fence(crash.excerpt[-EXCERPT:])] if crash.excerpt.strip() else []
+    out += ["**From the log**", fence(wrapped(crash.excerpt[-EXCERPT:]))] if crash.excerpt.strip() else []
     return out
 
 
 def _command(attrs: Mapping[str, Any]) -> str:
     argv: Sequence[str] = [str(a) for a in attrs["server_argv"]]
     env = [f"{k}={shlex.quote(str(v))}" for k, v in (attrs.get("server_env") or {}).items()]
-    return " ".join([*env, shlex.join(argv)])
+    lines: list[list[str]] = [env] if env else []
+    for i, arg in enumerate(argv):
+        if i == 0 or arg.startswith("--"):
+            lines.append([])
+        lines[-1].append(shlex.quote(arg))
+    return " \\\n  ".join(" ".join(line) for line in lines)
+
+
+def wrapped(text: str) -> str:
+    """Long lines broken: the dashboard lets a code block widen the whole page."""
+    return "\n".join(line[i:i + WIDEST] for line in text.splitlines() for i in range(0, max(len(line), 1), WIDEST))

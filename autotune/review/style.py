@@ -96,6 +96,7 @@ footer{margin-top:44px;padding-top:14px;border-top:1px solid var(--line);color:v
  main{padding:22px 16px 40px}
  .tiles{grid-template-columns:1fr 1fr;gap:8px}.tile{padding:11px 12px}.tile .value{font-size:1.3rem}
  .opt{display:none}
+ table{min-width:0;font-size:.87rem}th,td{padding-right:10px}
  svg.bar{min-width:96px}
  .facts{grid-template-columns:1fr;gap:0}.facts dd{margin-bottom:8px}
  table.stack,table.stack tbody,table.stack tr,table.stack td{display:block;width:100%;min-width:0}

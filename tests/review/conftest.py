@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from autotune.config import Settings, load
 from autotune.records import Stage
+from autotune.review.sources import read
 from autotune.verbs import open_study
-from tests.review.studies import Made, baseline
+from tests.review.studies import Made, baseline, search
 
 Maker = Callable[..., Made]
+PROVENANCE: dict[str, Any] = {
+    "autotune": "0.1", "python": "3.11", "driver": None, "gpu": [], "created": "2026-01-01T00:00:00Z",
+    "command": "python -m autotune tune +space=local"}
 SHM = pathlib.Path("/dev/shm")
 
 
@@ -55,9 +61,7 @@ def make(outputs: pathlib.Path) -> Maker:
 
     def made(*overrides: str) -> Made:
         study = opened(outputs, *overrides)
-        study.study.set_attr("provenance", {"autotune": "0.1", "python": "3.11", "driver": None, "gpu": [],
-                                            "command": "python -m autotune tune +space=local",
-                                            "created": "2026-01-01T00:00:00Z"})
+        study.study.set_attr("provenance", PROVENANCE)
         return study
 
     return made
@@ -67,9 +71,7 @@ def make(outputs: pathlib.Path) -> Maker:
 def small_folder(fast_folder: pathlib.Path) -> pathlib.Path:
     """Twelve trials: a baseline, gains, a broken limit, an invalid window, two crash signatures, a copy, a failure."""
     made = opened(fast_folder / "template")
-    made.study.set_attr("provenance", {"autotune": "0.1", "python": "3.11", "driver": None, "gpu": [],
-                                       "command": "python -m autotune tune +space=local",
-                                       "created": "2026-01-01T00:00:00Z"})
+    made.study.set_attr("provenance", PROVENANCE)
     made.measure(baseline(made), 2.0)
     made.measure(baseline(made, concurrency=8), 2.4, same_launch=True)
     made.crash(baseline(made, nvls=True))
@@ -87,10 +89,43 @@ def small_folder(fast_folder: pathlib.Path) -> pathlib.Path:
     return made.settings.folder
 
 
-@pytest.fixture
-def small(small_folder: pathlib.Path, outputs: pathlib.Path) -> Made:
-    """A copy of the small study."""
-    shutil.copytree(small_folder, outputs / small_folder.name)
+@pytest.fixture(scope="session")
+def rich_folder(fast_folder: pathlib.Path) -> pathlib.Path:
+    """A search of thirty launches with a confirmation, pivots and a matrix."""
+    made = opened(fast_folder / "rich")
+    made.study.set_attr("provenance", PROVENANCE)
+    search(made, 30)
+    winner = read(made.settings, made.study).best
+    assert winner is not None
+    made.study.set_attr("confirmation", {
+        "method": "re-launched in interleaved blocks", "decided": "improved", "reason": "", "winner": winner.trial,
+        "gain": 0.5, "interval": [0.4, 0.6], "blocks": 6,
+        "finalists": {str(winner.trial): {"gain": 0.5, "interval": [0.4, 0.6], "verdict": "better"}}})
+    made.study.set_attr("stop", {"kind": "gain", "reason": "no launch left is expected to add more than 2 %"})
+    pivot = {"action": "close", "region": {"nvls": [True]}, "reason": "one fault in three launches", "trials": [5, 6],
+             "reopens_when": "a launch with it serves", "after_launches": 9, "launches_saved": 4, "belief": 0.97}
+    (made.settings.folder / "pivots.jsonl").write_text(json.dumps(pivot) + "\n" + '{"action": "clo')
+    rows = [{"config": label, "ctx": 60, "concurrency": level, "tokens_per_s": 40.0 * level * factor, "watts": 40.0,
+             "tokens_per_j": level * factor}
+            for label, factor in (("baseline", 1.0), ("best", 1.5)) for level in (1, 4)]
+    (made.settings.folder / "matrix.json").write_text(json.dumps(rows))
+    return made.settings.folder
+
+
+def _copied(folder: pathlib.Path, outputs: pathlib.Path) -> Made:
+    shutil.copytree(folder, outputs / folder.name)
     made = opened(outputs)
     made.launches = 90
     return made
+
+
+@pytest.fixture
+def rich(rich_folder: pathlib.Path, outputs: pathlib.Path) -> Made:
+    """A copy of the rich study."""
+    return _copied(rich_folder, outputs)
+
+
+@pytest.fixture
+def small(small_folder: pathlib.Path, outputs: pathlib.Path) -> Made:
+    """A copy of the small study."""
+    return _copied(small_folder, outputs)

@@ -30,14 +30,16 @@ class Made:
         return {"server_argv": list(made.argv), "server_env": dict(made.env)}
 
     def measure(self, config: Config, value: float, *, tpot_ms: float = 20.0, reasons: tuple[str, ...] = (),
-                same_launch: bool = False, assumed: bool = True, watts: float = 40.0, **attrs: Any) -> int:
-        """A measurement of `value` tok/J."""
+                same_launch: bool = False, assumed: bool = True, watts: float = 40.0, energy: str = "cpu_time",
+                **attrs: Any) -> int:
+        """A measurement of `value` tok/J; with energy "none" the value is told, but no joules are."""
         self.launches += 0 if same_launch else 1
         window_s = 10.0
-        energy = Energy("cpu_time", watts * window_s, window_s, assumed=assumed, scope="server processes")
+        read = Energy(energy, None if energy == "none" else watts * window_s, window_s,
+                      assumed=assumed and energy == "cpu_time", scope="server processes")
         outcome = Measurement(
             output_tokens=round(value * watts * window_s), window_s=window_s, requests=50, errors=0,
-            concurrency=int(config.get("concurrency", 1)), energy=energy, relative_error=0.01,
+            concurrency=int(config.get("concurrency", 1)), energy=read, relative_error=0.01,
             accept_length=2.5 if config.get("tree_budget") else None,
             ttft_ms=Percentiles(80.0, 120.0, 200.0, 90.0, 50),
             tpot_ms=Percentiles(tpot_ms / 2, tpot_ms, tpot_ms, 11.0, 50), reasons=reasons)

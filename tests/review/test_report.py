@@ -1,0 +1,145 @@
+"""report.html and report.md: the verdict first, nothing from outside, nothing that a log could turn into markup."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import json
+import pathlib
+import re
+from collections.abc import Callable
+
+import pytest
+
+from autotune.records import Stage
+from autotune.review.report import report
+from autotune.review.sources import read
+from autotune.review.verdict import headline
+from tests.review.studies import Made, baseline
+
+HOSTILE = '</pre></title><script>alert(1)</script><img src=x onerror=alert(2)> `` ``` | [a](http://evil) \x1b[31m &lt;'
+
+
+class Page(html.parser.HTMLParser):
+    """Tags in balance, and what a page refers to."""
+
+    VOID = {"meta", "br", "hr", "line", "circle", "rect", "path", "polyline"}
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID or tag in ("line", "path", "circle", "rect"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open and self.open[-1] == "meta":
+            self.open.pop()
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.texts.setdefault(self.open[-1], []).append(data)
+
+
+def written(made: Made) -> tuple[str, str]:
+    """(html, markdown) of a study."""
+    assert report(made.settings, made.study) == 0
+    return ((made.settings.folder / "report.html").read_text(), (made.settings.folder / "report.md").read_text())
+
+
+def test_the_page_starts_with_the_verdict_and_stands_alone(rich: Made) -> None:
+    text, _ = written(rich)
+    page = Page(text)
+    assert page.texts["h1"] == [headline(read(rich.settings, rich.study))]
+    assert not any(tag in ("script", "link", "iframe", "img", "object") for tag, _ in page.tags)
+    references = [v for _, attrs in page.tags for k, v in attrs.items() if k in ("src", "href", "data", "action")]
+    assert references and all(v is not None and v.startswith("#") for v in references)
+    assert "url(" not in text and "@import" not in text
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert {v[1:] for v in references if v} <= set(ids)
+
+
+def test_every_section_of_the_issue_is_there(rich: Made) -> None:
+    text, markdown = written(rich)
+    for said in ("Gain +50.0 %, 95 % interval +40.0 % to +60.0 %", "Tightest limit", "Baseline and winner under load",
+                 "What each lever is worth", "nvls_unsupported", "one fault in three launches",
+                 "a launch with it serves", "no launch left is expected to add more than 2 %", "How to reproduce"):
+        assert said in text, said
+        assert said.replace("_", "") in markdown.replace("\\", "").replace("_", ""), said
+    assert re.search(r"\+50.0 %</td>", text)  # the matrix' change from the baseline
+
+
+def test_charts_have_accessible_names(rich: Made) -> None:
+    charts = [attrs for tag, attrs in Page(written(rich)[0]).tags if tag == "svg" and attrs.get("role") == "img"]
+    assert len(charts) == 3
+    text = (rich.settings.folder / "report.html").read_text()
+    for attrs in charts:
+        for name in str(attrs["aria-labelledby"]).split():
+            assert re.search(f'<(title|desc) id="{name}">[^<]+</', text)
+
+
+def test_hostile_text_stays_text(rich: Made) -> None:
+    rich.crash(baseline(rich, tp=2, dp=2), "<b>sig</b>", category=HOSTILE, stage=Stage.LOAD, excerpt=HOSTILE * 3,
+               explanation=HOSTILE, next_step=HOSTILE)
+    rich.study.set_attr("stop", {"kind": HOSTILE, "reason": HOSTILE})
+    rich.study.set_attr("provenance", {"gpu": [HOSTILE], "command": HOSTILE, "packages": {HOSTILE: HOSTILE}})
+    text, markdown = written(rich)
+    page = Page(text)
+    assert not any(tag in ("script", "img") for tag, _ in page.tags)
+    assert not any(k.startswith("on") for _, attrs in page.tags for k in attrs)
+    assert "\x1b" not in text + markdown
+    outside = re.sub(r"(?ms)^(`{3,})text\n.*?^\1$", "", markdown)
+    assert re.findall(r"(?<!\\)<(?!/?(?:details|summary)>).{0,60}", outside) == []
+    assert re.findall(r"(?<!\\)\[a.{0,60}", outside) == []
+
+
+def test_a_study_with_nothing_to_show_is_still_reported(make: Callable[..., Made]) -> None:
+    text, markdown = written(make())
+    assert "No configuration could be measured." in text and "No trial was run." in markdown
+    Page(text)
+
+
+def test_a_study_without_energy_is_drawn_against_the_speed_of_a_request(make: Callable[..., Made]) -> None:
+    made = make()
+    for budget in (0, 8, 16):
+        made.measure(baseline(made, tree_budget=budget), 2.0 + budget / 20, tpot_ms=20 - budget / 2, energy="none")
+    assert "Throughput against speed of one request" in written(made)[0]
+
+
+def test_the_markdown_has_even_tables(rich: Made) -> None:
+    block: list[str] = []
+    for line in [*written(rich)[1].splitlines(), ""]:
+        if line.startswith("|"):
+            block.append(line)
+        elif block:
+            cells = {len(re.findall(r"(?<!\\)\|", row)) for row in block}
+            assert len(cells) == 1, block[:3]
+            block = []
+
+
+def test_json_goes_alone_to_standard_output(small: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = dataclasses.replace(small.settings, report=dataclasses.replace(small.settings.report, format="json"))
+    report(settings, small.study)
+    out = capsys.readouterr()
+    assert json.loads(out.out)["study"] == "local"
+    assert "report.html" in out.err
+
+
+def test_a_broken_matrix_file_is_named(small: Made) -> None:
+    from autotune.records import AutotuneError
+
+    path = pathlib.Path(small.settings.folder / "matrix.json")
+    path.write_text("[1, 2")
+    with pytest.raises(AutotuneError, match="matrix.json"):
+        read(small.settings, small.study)
