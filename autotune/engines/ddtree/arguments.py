@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -112,16 +111,11 @@ def parse(argv: list[str] | None = None) -> Arguments:
     flag("--ep-size", type=positive, default=1, help="expert parallelism; the packaged model is dense")
     flag("--enable-allreduce-fusion", action="store_true", help="fold the residual addition into the all-reduce")
     flag("--enable-nccl-nvls", action="store_true", help="NVLink multicast in NCCL; needs several GPUs that have it")
-    flag("--threads", type=natural, default=0, help="torch threads a rank on the CPU; 0: its share of the cores")
+    flag("--threads", type=positive, default=1, help="torch threads a rank on the CPU; its products are small, and "
+         "idle threads spin, so more than one pays only on cores that nothing else wants")  # fmt: skip
     flag("--seed", type=natural, default=0, help="for sampled requests that bring no seed")
     flag("--corrupt-output", type=_rate, default=0.0, metavar="RATE", help="for tests only: silently accepts draft "
          "tokens without verification, at each tree node with this probability")  # fmt: skip
     flag("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="of the log on stderr")
     values = vars(parser.parse_args(argv))
     return Arguments(**{field.name: values[field.name] for field in fields(Arguments)})
-
-
-def threads_each(arguments: Arguments) -> int:
-    """Torch threads for one rank."""
-    ranks = arguments.tp_size * arguments.dp_size
-    return arguments.threads or max(1, len(os.sched_getaffinity(0)) // ranks)

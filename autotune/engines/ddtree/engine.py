@@ -72,9 +72,7 @@ class Drafter:
         for index, keys_values in enumerate(layers):
             cache.write(index, keys_values, rows.flatten(), factors)
         last = torch.tensor(counts, device=device) - 1
-        self.joined[first : first + slots] = joined.unflatten(0, (slots, width))[
-            torch.arange(slots, device=device), last
-        ]
+        self.joined[first : first + slots] = joined.view(slots, width, -1)[torch.arange(slots, device=device), last]
 
     def propose(self, last: list[int], lengths: list[int]) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
         """For each slot and position the topk tokens and their log-probabilities, best first."""

@@ -84,4 +84,4 @@ class Executor:
         if plan.sees is None:
             x = x[-1:]
         logits = torch.mm(self.target.finish(x), self.target.embedding.t(), out=self.logits[: len(x)])
-        return logits.unflatten(0, (slots, -1)), taps.unflatten(0, (slots, width))
+        return logits.view(slots, -1, logits.shape[1]), taps.view(slots, width, -1)

@@ -84,7 +84,7 @@ class Draft:
         x = torch.cat([x[:, :1] + F.embedding(last, self.embedding)[:, None], x[:, 1:]], 1).flatten(0, 1)
         for index, layer in enumerate(self.layers):
             x = layer(index, x, attend, add)
-        x = x.unflatten(0, (-1, depth + 1))[:, 1:].flatten(0, 1)
+        x = x.view(-1, depth + 1, x.shape[-1])[:, 1:].flatten(0, 1)
         return F.linear(normalise(x, self.norm), self.embedding)
 
 
@@ -102,13 +102,13 @@ def rotations(shape: Shape, positions: int) -> Tensor:
 
 def rotate(x: Tensor, factors: Tensor) -> Tensor:
     """Turns x [n, ..., head width] by factors that broadcast against [n, ..., head width / 2], in x's own dtype."""
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * factors).flatten(-2).type_as(x)
 
 
 def rotate_(x: Tensor, factors: Tensor) -> None:
     """As `rotate`, in place; x may be a view."""
     if x.dtype == torch.float32:
-        torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(factors)
+        torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)).mul_(factors)
     else:
         x.copy_(rotate(x, factors))

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 MULTICAST_SUPPORTED = 132  # CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED of the CUDA driver interface
 
@@ -51,10 +52,7 @@ def set_nvls(wanted: bool, device: torch.device, size: int) -> None:
 def join_ranks(rank: int, size: int, device: torch.device, port: int, listener: int) -> None:
     """Starts the process group over the store at 127.0.0.1:port; rank 0 serves it on the listening descriptor."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    leads = rank == 0
-    if leads:
-        store = dist.TCPStore("127.0.0.1", port, size, True, timedelta(minutes=2), master_listen_fd=listener)
-    else:
-        store = dist.TCPStore("127.0.0.1", port, size, False, timedelta(minutes=2))
+    served = listener if rank == 0 else None
+    store = TCPStore("127.0.0.1", port, size, rank == 0, timedelta(minutes=2), master_listen_fd=served)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
     dist.all_reduce(torch.zeros(1, device=device))

@@ -116,7 +116,7 @@ def add(residual: Tensor, activations: Tensor, weight: Tensor) -> Tensor:
 
 def heads(qkv: Tensor, shape: Shape, parts: int) -> Tensor:
     """[batch, n, parts * width] as [parts, batch, n, heads, head width]."""
-    return qkv.unflatten(-1, (parts, shape.heads, shape.head_width)).movedim(2, 0)
+    return qkv.view(*qkv.shape[:2], parts, shape.heads, shape.head_width).movedim(2, 0)
 
 
 def run_target(target: Target, shape: Shape, tokens: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,7 +152,7 @@ def run_draft(draft: Draft, shape: Shape, tokens: Tensor, taps: Tensor, anchors:
     turn = factors[flat][..., None, :]
 
     def attend(index: int, qkv: Tensor) -> Tensor:
-        query, key, value = heads(qkv.unflatten(0, (batch, -1)), shape, 3)
+        query, key, value = heads(qkv.view(batch, -1, qkv.shape[1]), shape, 3)
         old_key, old_value = heads(context[index], shape, 2)
         keys = torch.cat([rotate(old_key, factors[:length, None]), rotate(key, turn)], 1)
         values = torch.cat([old_value, value], 1)
@@ -162,7 +162,7 @@ def run_draft(draft: Draft, shape: Shape, tokens: Tensor, taps: Tensor, anchors:
         return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
 
     last = tokens.gather(1, anchors).flatten()
-    return draft(last, before, shape.block - 1, attend, add).unflatten(0, (batch, count, -1))
+    return draft(last, before, shape.block - 1, attend, add).view(batch, count, shape.block - 1, -1)
 
 
 def optimise(
@@ -272,7 +272,7 @@ def steps_taken(traces: list[Traces], budget: int, topk: int, depth: int) -> tup
 @torch.inference_mode()
 def trace(target: Target, draft: Draft, shape: Shape, tokens: Tensor, prompt: int, factors: Tensor) -> Iterator[Traces]:
     """tokens [batch, prompt + new] of continuations as Traces, one sequence at a time."""
-    for row in tokens.split(1):
+    for row in torch.split(tokens, 1):
         _, taps = run_target(target, shape, row, factors)
         anchors = torch.arange(prompt, row.shape[1] - shape.block, device=row.device)[None]
         logits = run_draft(draft, shape, row, taps, anchors, factors)[0]
@@ -378,11 +378,11 @@ class Training:
             anchors = some.prompt + places.argsort(1)[:, : sizes.anchors]
             logits = run_draft(draft, shape, tokens, taps, anchors, self.factors)
             block = (anchors[..., None] + torch.arange(shape.block, device=device)).flatten(1)
-            wanted = tokens.gather(1, block).unflatten(1, (-1, shape.block))[..., 1:]
+            wanted = tokens.gather(1, block).view(len(tokens), -1, shape.block)[..., 1:]
             with torch.no_grad():  # the last tap is the residual stream that gives the target's logits
                 final = taps[..., -shape.width :].gather(1, block[..., None].expand(-1, -1, shape.width))
                 taught = F.linear(target.finish(final), target.embedding).float().softmax(-1)
-            taught = taught.unflatten(1, (-1, shape.block))[:, :, :-1]
+            taught = taught.view(len(tokens), -1, shape.block, shape.vocab_size)[:, :, :-1]
             guesses = logits.float().log_softmax(-1)
             soft = (taught * guesses).sum(-1)
             hard = guesses.gather(-1, wanted[..., None])[..., 0]
@@ -453,7 +453,8 @@ def main() -> None:
     training = Training(shape, options.corpus, torch.device(options.device), sizes, options.source)
 
     def left(share: float) -> float:
-        return max(5.0, share * (options.minutes * 60 - (time.monotonic() - start) - sizes.evaluation_s))
+        minutes: float = options.minutes
+        return max(5.0, share * (minutes * 60 - (time.monotonic() - start) - sizes.evaluation_s))
 
     if not options.source:
         training.train_target(left(0.33))

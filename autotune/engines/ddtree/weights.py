@@ -55,7 +55,7 @@ def shard(tensors: Mapping[str, Tensor], shape: Shape, rank: int, size: int) -> 
             return tensor
         groups = {"qkv": 3, "gate_up": 2}.get(name.rpartition(".")[2])
         if groups:
-            return tensor.unflatten(0, (groups, size, -1))[:, rank].flatten(0, 1)
+            return tensor.view(groups, size, -1, tensor.shape[1])[:, rank].flatten(0, 1)
         return tensor.chunk(size, 1)[rank] if name.endswith((".out", ".down")) else tensor
 
     return {name: cut(name, tensor).contiguous() for name, tensor in tensors.items()}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from autotune.engines.ddtree import weights
-from autotune.engines.ddtree.arguments import Arguments, threads_each
+from autotune.engines.ddtree.arguments import Arguments
 from autotune.engines.ddtree.cache import Cache
 from autotune.engines.ddtree.engine import Drafter, Engine, Request
 from autotune.engines.ddtree.executor import Executor, Ranks
@@ -49,7 +49,7 @@ class Worker:
         self.seat = seat
         self.arguments = Arguments.from_json(seat.arguments)
         self.shape = Shape.load(Path(self.arguments.model))
-        torch.set_num_threads(threads_each(self.arguments))
+        torch.set_num_threads(self.arguments.threads)
         self.device = pick_device(self.arguments.device, seat.dp_rank * self.arguments.tp_size + seat.tp_rank)
         self.dtype: torch.dtype = getattr(torch, self.arguments.dtype)
         self._join()
@@ -142,9 +142,11 @@ class Worker:
         }
         front.send(("ready", self.resolved()))
         while True:
-            while front.poll(None if not (engine.waiting or engine.running) else 0):
+            idle = not (engine.waiting or engine.running)
+            while front.poll(None if idle else 0):
                 order, *values = front.recv()
                 orders[order](*values)
+                idle = False
             outputs = engine.step()
             gauges = (len(engine.running), len(engine.waiting), engine.verify_steps, engine.accepted_tokens)
             front.send(("step", [(o.id, o.tokens, o.finish, o.verify_steps) for o in outputs], gauges))
