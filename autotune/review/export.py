@@ -47,7 +47,7 @@ def choose(story: Story, number: int | None) -> TrialRecord:
         if story.winner is None:
             raise NothingFeasible(f"study {story.study}: {verdict.headline(story)} There is nothing to export; "
                                   "see the report, or name a trial with trial=N")
-        return story.winner.record
+        number = story.winner.trial
     record = next((r for r in story.records if r.number == number), None)
     if record is None:
         raise UsageError(f"study {story.study} has no trial {number}; it has {len(story.records)} trials from 0")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING
 
+from autotune.review import compare
+from autotune.review.comparison import build as compared
 from autotune.review.document import build
 from autotune.review.export import write
+from autotune.review.formats.header import slug
 from autotune.review.markdown import markdown
 from autotune.review.page import html
 from autotune.review.sources import read
-from autotune.review.summary import as_json, print_summary
+from autotune.review.summary import as_json, print_document, print_summary
 
 if TYPE_CHECKING:
     from autotune.config import Settings
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 
 def report(settings: Settings, study: Study) -> int:
     """Tell the study; returns the exit code. With report.format=json only JSON goes to standard output."""
+    if settings.report.compare is not None:
+        return comparison(settings)
     story = read(settings, study)
     document = build(story)
     page = settings.folder / "report.html"
@@ -29,5 +35,22 @@ def report(settings: Settings, study: Study) -> int:
         print(f"report: {page}", file=sys.stderr)
     else:
         print_summary(story)
+        print(f"Report: {page}")
+    return 0
+
+
+def comparison(settings: Settings) -> int:
+    """Compare the studies of report.compare; writes outputs/compare-A-B.html and .md."""
+    found = compare.load(settings)
+    document = compared(found)
+    names = "-".join(slug(story.study) for story in found.stories).replace("autotune-", "")
+    page = settings.outputs / f"compare-{names}.html"
+    write(page, html(document))
+    write(page.with_suffix(".md"), markdown(document))
+    if settings.report.format == "json":
+        print(json.dumps(compare.as_data(found), indent=1, ensure_ascii=False, default=str))
+        print(f"report: {page}", file=sys.stderr)
+    else:
+        print_document(document)
         print(f"Report: {page}")
     return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.records import AutotuneError
 from autotune.review.story import Story, tell
+from autotune.space import Space
 
 if TYPE_CHECKING:
     from autotune.config import Settings
@@ -20,11 +21,17 @@ def read(settings: Settings, study: Study) -> Story:
 
     Raises AutotuneError when one of those files is not what the loop writes.
     """
-    attrs = study.attrs()
-    identity: Mapping[str, Any] = attrs.get("identity") or {}
-    matrix = _json(settings.folder / "matrix.json")
-    return tell(settings.study_name, settings.space, str(identity.get("objective") or settings.objective.name),
-                settings.limits, study.records(), attrs, _json_lines(settings.folder / "pivots.jsonl"), matrix)
+    identity: Mapping[str, Any] = study.attrs().get("identity") or {}
+    objective = str(identity.get("objective") or settings.objective.name)
+    return of_folder(study, settings.study_name, settings.space, objective, settings.limits, settings.folder)
+
+
+def of_folder(study: Study, name: str, space: Space, objective: str, limits: Mapping[str, float],
+              folder: pathlib.Path | None) -> Story:
+    """The same for a study whose space and limits are not the settings' own."""
+    matrix = _json(folder / "matrix.json") if folder else []
+    pivots = _json_lines(folder / "pivots.jsonl") if folder else []
+    return tell(name, space, objective, limits, study.records(), study.attrs(), pivots, matrix)
 
 
 def _json(path: pathlib.Path) -> list[Mapping[str, Any]]:

@@ -52,6 +52,29 @@ def print_summary(story: Story, file: IO[str] | None = None) -> None:
     console.print(Text(f"Stopped: {verdict.stop_words(story)}."))
 
 
+def print_document(document: blocks.Document, file: IO[str] | None = None) -> None:
+    """Write a document's headline, paragraphs and tables."""
+    stream = file or sys.stdout
+    tty = stream.isatty()
+    console = Console(file=stream, width=None if tty else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
+    console.print(Text(document.headline, style="bold"))
+    console.print(Text(document.support))
+    for section in document.sections:
+        for block in section.blocks:
+            console.print()
+            if isinstance(block, blocks.Table):
+                console.print(_of_block(block, block.caption or section.title, tty))
+            elif isinstance(block, blocks.Para):
+                console.print(Text(block.text))
+
+
+def _of_block(data: blocks.Table, title: str, tty: bool) -> Table:
+    table = _table(title, tty, *data.columns)
+    for row in data.rows:
+        table.add_row(*[cell if isinstance(cell, str) else cell.text for cell in row])
+    return table
+
+
 def _winner(console: Console, story: Story, tty: bool) -> None:
     winner, base = story.winner, story.baseline
     assert winner is not None
@@ -123,17 +146,15 @@ def _matrix(story: Story, tty: bool) -> Table | None:
     data = next((b for b in section.blocks if isinstance(b, blocks.Table)), None) if section else None
     if data is None or section is None:
         return None
-    table = _table(section.title, tty, *data.columns)
-    for row in data.rows:
-        table.add_row(*[cell if isinstance(cell, str) else cell.text for cell in row])
-    return table
+    return _of_block(data, section.title, tty)
 
 
 def _table(title: str, tty: bool, *columns: str) -> Table:
     table = Table(title=title or None, title_justify="left", title_style="bold", header_style="dim",
                   box=box.SIMPLE if tty else None, pad_edge=False, padding=(0, 2, 0, 0) if not tty else (0, 1))
     for column in columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+        table.add_column(column.lstrip("?>"), justify="right" if column.lstrip("?").startswith(">") else "left",
+                         overflow="fold")
     return table
 
 
