@@ -123,7 +123,7 @@ class Group:
         present = hits[atoms[0]]
         for atom in atoms[1:]:
             present = present & hits[atom]
-        return present
+        return np.asarray(present, dtype=np.bool_)
 
     def _hits(self, rows: Codes) -> NDArray[np.bool_]:
         """(atoms, n): whether each row has one of the atom's choices."""

@@ -84,8 +84,9 @@ class ValueModel:
                           for a, b in options])
             share = options[int(np.argmax(_evidence(k, y[:, 0] - centre[0])))]
         k = OVERALL ** 2 + first + share[0] * pairs + v * (LOAD ** 2 + share[1] * first) + diagonal
-        factor: Floats = np.linalg.cholesky(k)
-        return Posterior(self, rows, loads, centre, variance, share, factor, np.linalg.solve(factor, y - centre))
+        factor = np.asarray(np.linalg.cholesky(k), dtype=np.float64)
+        white = np.asarray(np.linalg.solve(factor, y - centre), dtype=np.float64)
+        return Posterior(self, rows, loads, centre, variance, share, factor, white)
 
     def kernel(self, a: Codes, b: Codes, variance: Floats, share: tuple[float, float]) -> tuple[Floats, Floats]:
         """The kernel as (part free of the load, part that multiplies the likeness of loads), each (len(a), len(b))."""

@@ -57,7 +57,7 @@ def test_a_folder_of_ones_own_adds_spaces_and_engines(tmp_path: pathlib.Path, mo
     (["+space=local", "objective=speed"], "objective=.speed. is not one of"),
     (["+space=local", "space.params.tp.choices=[]"], "choices is empty"),
     (["+space=local", "space.baseline.tp=7"], "tp=7 is not a choice"),
-    (["+space=local", "power.meter=magic"], "power.meter must be one of"),
+    (["+space=local", "power.source=magic"], "is not one of auto"),
     (["+space=local", "engine.colour=1"], "unknown key colour"),
     (["+space=local", "x=[="], "."),
 ])
