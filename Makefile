@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1 && echo $$p && break; done)
 VENV ?= .venv
+SLOW ?= tests
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -29,7 +30,7 @@ test: $(READY)
 	$(BIN)/python -m pytest
 
 slow: $(READY)
-	$(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1500
+	$(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1500 $(SLOW)
 
 check: $(READY)
 	$(BIN)/ruff check .

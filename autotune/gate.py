@@ -60,4 +60,4 @@ def sentence(verdict: Verdict) -> str:
                         "tokens, far more often than the baseline from itself",
             "empty": "outputs are empty where the baseline's are not",
             "repeats": "outputs loop where the baseline's do not"}
-    return "wrong output: " + "; ".join(told.get(reason, reason) for reason in verdict.reasons)
+    return "output_agreement: wrong output: " + "; ".join(told.get(reason, reason) for reason in verdict.reasons)

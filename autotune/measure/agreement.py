@@ -11,13 +11,15 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-
-import httpx
+from typing import TYPE_CHECKING
 
 from autotune.measure.body import auth, request_body
 from autotune.measure.prompts import Prompt, PromptSet
 from autotune.measure.spec import PromptSpec, Target
 from autotune.records import UsageError
+
+if TYPE_CHECKING:
+    import httpx
 
 NOISE_CONFIDENCE = 0.95
 LOOP_PERIOD = 64  # characters
@@ -78,6 +80,8 @@ class Verdict:
 def collect(target: Target, settings: AgreementSettings, prompts: PromptSpec, concurrency: int) -> list[Output]:
     """Greedy outputs of the fixed prompts, `concurrency` at a time (how many run together changes the numerics, so
     baselines are best collected at several). Raises httpx.HTTPError or ValueError when the server does not answer."""
+    import httpx
+
     source = PromptSet(prompts, settings.context_tokens)
     with httpx.Client(timeout=settings.timeout_s, trust_env=False, verify=False, headers=auth(target),
                       limits=httpx.Limits(max_connections=concurrency)) as http, \

@@ -112,7 +112,8 @@ class Server:
         usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
         if not ask.get("stream"):
             self.tokens += count
-            return self.reply(writer, 200, {"choices": [{"text": "word " * count}], "usage": usage})
+            return self.reply(writer, 200, {"choices": [{"text": " ".join(f"word{i}" for i in range(count))}],
+                                            "usage": usage})
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         for index in range(count):
             if fault == "cut-streams" and index == count // 2:
