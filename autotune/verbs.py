@@ -43,6 +43,10 @@ def run(verb: str, settings: Settings, verbose: bool) -> int:
 
         print(export(settings, open_study(settings, create=False)))
         return 0
+    if verb == "dashboard":
+        from autotune.review.dashboard import dashboard
+
+        return dashboard(settings, open_study(settings, create=False))
     raise UsageError(f"the verb {verb} comes later")
 
 
