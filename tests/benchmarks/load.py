@@ -38,7 +38,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 60, 64
 LIMIT_S = 540.0
 PACED = ("--itl-ms", "20", "--align")  # as a real server decodes: one token of every stream, every 20 ms
 FLOOD = ("--itl-ms", "0", "--burst", "8")  # as fast as the stub can, as it arrives at a client that lags behind
-RECIPES = {"guidellm": envs.Recipe(("guidellm==0.8.1",)), "aiperf": envs.Recipe(("aiperf",))}
+RECIPES = {"guidellm": envs.Recipe(("guidellm==0.8.1",)), "aiperf": envs.Recipe(("aiperf==0.13.0",))}
 SGLANG_ENV = "sglang-0.5.23"
 SGLANG = """
 import sys, types
@@ -101,7 +101,7 @@ def worker(url: str, concurrency: int, requests: int, out: str) -> None:
                     prompts=PromptSpec("builtin", None, 0.0, 0, 1, 1), first_token_timeout_s=120.0,
                     token_timeout_s=120.0, request_timeout_s=LIMIT_S, retries=1)
     with LoadClient(LoadOrder(Target(url, "openai", "stub", True), load, 1.0)) as client:
-        while (tick := client.wait(0.1)) is None or tick.finished + tick.errors < requests + concurrency:
+        while (tick := client.wait(0.25)) is None or tick.finished + tick.errors < requests + concurrency:
             pass
         replies = client.stop()
     ok = [r for r in replies if r.ok and r.wanted_tokens == OUTPUT_TOKENS]
