@@ -206,7 +206,8 @@ def race(contender: Contender, python: str, concurrency: int, requests: int,
         try:
             claim = contender.claim(job)
         except (OSError, ValueError, KeyError, StopIteration) as error:
-            tail = (folder / "log").read_text()[-600:]
+            logs = [folder / "log", *sorted(folder.rglob("*.log"))]
+            tail = logs[-1].read_text()[-600:]
             return {"client": contender.name, "concurrency": concurrency, "failed": f"{error!r}; its log ends: {tail}"}
         return compare(contender.name, claim, stub.truth, cpu, concurrency)
 

@@ -160,8 +160,15 @@ class Stub:
         if method == "GET":
             self.get(c, path)
             return
-        api = {"/generate": "sglang", "/v1/chat/completions": "chat"}.get(path, "openai")
-        s = Stream(len(self.streams), api, json.loads(body), now, self.args)
+        api = {"/generate": "sglang", "/v1/chat/completions": "chat", "/v1/completions": "openai"}.get(path)
+        try:
+            value = json.loads(body)
+        except ValueError:
+            api = None
+        if api is None or method != "POST":
+            self.plain(c, 400, {"error": {"message": f"{method} {path} with {len(body)} bytes is not served here"}})
+            return
+        s = Stream(len(self.streams), api, value, now, self.args)
         self.streams.append(s)
         s.fault = self.fault(s.number)
         if s.fault in ("http500", "http429"):
