@@ -115,6 +115,7 @@ def speed(
                 for budget, server in servers.items():
                     result = asyncio.run(load(server.url, asked, clients, tokens, temperature))
                     found[budget].append(result["tokens_per_s"])
+                    print(f"{clients} clients, budget {budget}: {result}", file=sys.stderr, flush=True)
             for budget, values in found.items():
                 rows.append(
                     {
