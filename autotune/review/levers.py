@@ -12,13 +12,10 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from autotune.measure.estimate import student_t
 from autotune.records import Config, Value, config_key
 from autotune.review.tested import Tested
 from autotune.space import Param, Space
-
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-         2.120, 2.110, 2.101, 2.093, 2.086)
-"""Student's t, 97.5 % quantile, for 1 to 20 degrees of freedom; 1.96 beyond."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +40,22 @@ class Lever:
 
 
 def levers(space: Space, measured: Sequence[Tested]) -> tuple[Lever, ...]:
-    """Every choice that can be compared with the baseline's, largest effect first."""
+    """Every choice that can be compared with the baseline's: those of the server first, the largest effect first."""
     found = []
     for param in space.params:
-        if param.name in space.baseline:
-            found += _of_param(space, param, space.baseline[param.name], measured)
-    return tuple(sorted(found, key=lambda lever: -abs(math.log(lever.factor))))
+        base = space.baseline.get(param.name, _usual(param.name, measured))
+        if base is not None:
+            found += _of_param(space, param, base, measured)
+    return tuple(sorted(found, key=lambda lever: (lever.load, -abs(math.log(lever.factor)))))
+
+
+def _usual(name: str, measured: Sequence[Tested]) -> Value | None:
+    """The choice measured most often, to compare with where the baseline does not have the parameter."""
+    counts: dict[str, list[Value]] = {}
+    for entry in measured:
+        if name in entry.config:
+            counts.setdefault(repr(entry.config[name]), []).append(entry.config[name])
+    return max(counts.values(), key=len)[0] if counts else None
 
 
 def _of_param(space: Space, param: Param, base: Value, measured: Sequence[Tested]) -> list[Lever]:
@@ -76,7 +83,7 @@ def _lever(param: Param, base: Value, choice: Value, pairs: Sequence[tuple[Teste
     mean = statistics.fmean(logs)
     half = _within(pairs)
     if len(logs) > 1:
-        spread = statistics.stdev(logs) / math.sqrt(len(logs)) * t_975(len(logs) - 1)
+        spread = statistics.stdev(logs) / math.sqrt(len(logs)) * student_t(0.975, min(len(logs) - 1, 200))
         half = max(spread, half or 0.0)
     low, high = (None, None) if half is None else (math.exp(mean - half), math.exp(mean + half))
     return Lever(param.name, base, choice, math.exp(mean), low, high, len(pairs), param.load)
@@ -100,10 +107,6 @@ def _dependents(space: Space, name: str) -> set[str]:
         if name in param.when or found & set(param.when):
             found.add(param.name)
     return found
-
-
-def t_975(degrees: int) -> float:
-    return T_975[degrees - 1] if degrees <= len(T_975) else 1.96
 
 
 def changed(baseline: Config, other: Config) -> dict[str, tuple[Value | None, Value | None]]:

@@ -25,7 +25,9 @@ def read(settings: Settings, study: Study) -> Story:
     """
     identity: Mapping[str, Any] = study.attrs().get("identity") or {}
     objective = str(identity.get("objective") or settings.objective.name)
-    return of_folder(study, settings.study_name, settings.space, objective, settings.limits, settings.folder)
+    limits = identity.get("limits")
+    return of_folder(study, settings.study_name, settings.space, objective,
+                     settings.limits if limits is None else limits, settings.folder)
 
 
 def of_folder(study: Study, name: str, space: Space, objective: str, limits: Mapping[str, float],
