@@ -118,10 +118,12 @@ def run(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point: one line and an exit code for whatever goes wrong. SIGTERM ends a run like Ctrl-C does."""
+    """Entry point: one line and an exit code for whatever goes wrong. SIGTERM, SIGHUP: like Ctrl-C."""
     import signal
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup it is to be ignored
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         return run(sys.argv[1:] if argv is None else argv)
     except AutotuneError as error:

@@ -110,6 +110,9 @@ def make_strategy(settings: Settings) -> Strategy:
     from autotune.search.strategy import LaunchAware, Limits
 
     study = settings.study
+    for name in ("trials", "warm_start"):
+        if getattr(study, name):
+            raise UsageError(f"study.{name} comes later")
     limits = Limits(launches=study.launches, hours=study.hours, gain=study.min_gain)
     if study.strategy == "autotune":
         return LaunchAware(settings.space, limits, study.seed)
