@@ -137,6 +137,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        if "-v" in (sys.argv if argv is None else argv):
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        print(f"autotune: a fault of autotune itself ({said}); the same command with -v shows where", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -131,6 +131,7 @@ class Settings:
 SECTIONS: dict[str, type[Any]] = {
     "power": PowerSettings, "agreement": AgreementSettings, "workload": WorkloadSettings, "server": ServerSettings,
     "study": StudySettings, "matrix": MatrixSettings, "report": ReportSettings}
+DEVICES = ("auto", "cpu", "cuda")
 SCALARS = {"objective": str, "device": str, "outputs": str, "config": str, "format": str}
 
 
@@ -253,6 +254,7 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
     for name, kind in SCALARS.items():
         if not isinstance(cfg[name], kind):
             raise UsageError(f"{name} must be a text, not {cfg[name]!r}")
+    _one_of("device", cfg["device"], DEVICES)
     if not isinstance(cfg["limits"] or {}, dict):
         raise UsageError(f"limits must be a mapping, not {cfg['limits']!r}")
     limits = {str(k): v for k, v in (cfg["limits"] or {}).items()}

@@ -84,7 +84,8 @@ def tune(settings: Settings) -> int:
         for trial in study.clear_dead():
             watcher.note(f"trial {trial} was left running by a tuner that died: told FAIL, will be asked again")
         tuner = Tuner(study, make_strategy(settings), bench, settings.folder,
-                      judge_for(settings.objective, settings.limits), watcher, Notes(settings))
+                      judge_for(settings.objective, settings.limits), watcher, Notes(settings),
+                      settings.study.trials)
         stop = tuner.run()
         watcher.note(f"stopped: {stop.reason}")
         bugs.isolate(tuner, settings.study.isolate)
@@ -110,9 +111,8 @@ def make_strategy(settings: Settings) -> Strategy:
     from autotune.search.strategy import LaunchAware, Limits
 
     study = settings.study
-    for name in ("trials", "warm_start"):
-        if getattr(study, name):
-            raise UsageError(f"study.{name} comes later")
+    if study.warm_start:
+        raise UsageError("study.warm_start comes later")
     limits = Limits(launches=study.launches, hours=study.hours, gain=study.min_gain)
     if study.strategy == "autotune":
         return LaunchAware(settings.space, limits, study.seed)

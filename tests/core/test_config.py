@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 
 import pytest
 
@@ -113,3 +114,13 @@ def test_a_space_that_refers_to_itself_is_one_line(text: str, tmp_path: pathlib.
 
 def test_matrix_takes_the_number_of_a_trial() -> None:
     assert load(["+space=local", "config=11"]).config == "11"
+
+
+@pytest.mark.parametrize(("override", "says"), [
+    ("device=tpu", "device must be one of auto, cpu, cuda"), ("engine.python=3", "path of an interpreter"),
+    ("server.stage_limit_s=0", "server.stage_limit_s must be positive"), ("workload.retries=-1", "at least 0"),
+    ("server.ready_poll_s=0", "must be positive"), ("workload.min_requests=0", "at least 1"),
+    ("server.log_limit_mib=-1", "must be positive")])
+def test_a_value_that_makes_no_sense_is_refused_by_name(override: str, says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        load(["+space=local", override])
