@@ -51,7 +51,7 @@ class Progress:
 
     def launching(self, number: int, step: Launch) -> None:
         """A launch begins."""
-        total = f"/{self.launches}" if self.launches else ""
+        total = f"/{self.launches}" if self.launches and number <= self.launches else ""
         self.head = f"launch {number}{total}"
         self._say(f"{self.head}: {self._config(step.server)}  ({step.reason})")
 
