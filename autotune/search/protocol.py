@@ -30,6 +30,18 @@ class StopKind(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
+class Limits:
+    """When to stop. None: no such limit.
+
+    `gain` is the least expected gain of a launch (crashes counted) that is worth making it, as a share of the best.
+    """
+
+    launches: int | None = None
+    hours: float | None = None
+    gain: float = 0.002
+
+
+@dataclasses.dataclass(frozen=True)
 class Launch:
     """The next server part to start.
 

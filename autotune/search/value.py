@@ -25,12 +25,26 @@ Floats = NDArray[np.float64]
 
 OVERALL = 1.0  # sd of the unknown level, after the mean is taken out
 LOAD = 0.8  # sd of the curve over the load
-STRENGTHS = ((0.02, 0.4), (0.07, 0.3), (0.2, 0.22), (0.5, 0.08))
+STRENGTHS = ((0.02, 0.3), (0.07, 0.38), (0.2, 0.26), (0.4, 0.06))
 """(sd of one parameter's effects, share of parameters that are like this)."""
-PAIRS = (0.05, 0.15)  # variance of a pair's effect, as a share of the product of the two parameters' sds
-UNDER_LOAD = (0.1, 0.5)  # variance of a parameter's effect under one load, as a share of its own
+PAIRS = (0.03, 0.12)  # variance of a pair's effect, as a share of the product of the two parameters' sds
+UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own
 SWEEPS = 2
 MOST = 400  # observations kept; beyond them the best ones and a spread of the others
+
+
+Strengths = tuple[Floats, tuple[float, float]]
+"""Variance of each parameter's effects, (share of pairs, share under a load)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """rows: (n, P) server codes; loads: (n,) rows of grid.load_rows; y: (n, 1 + limits) logs; noise: (n,) sd."""
+
+    rows: Codes
+    loads: NDArray[np.intp]
+    y: Floats
+    noise: Floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +67,17 @@ class ValueModel:
         self.server_tables = [_likeness(p) for p in grid.server_params]
         self.load_tables = [_likeness(p, smooth=0.9) for p in grid.load_params]
 
-    def fit(self, rows: Codes, loads: NDArray[np.intp], y: Floats, noise: Floats) -> Posterior:
-        """rows: (n, P) server codes; loads: (n,) rows of grid.load_rows; y: (n, 1 + limits) logs; noise: (n,) sd."""
-        centre: Floats = np.mean(y, axis=0)
+    def fit(self, data: Data, strengths: Strengths) -> Posterior:
+        """The posterior, given how strong effects are."""
+        centre = np.asarray(data.y.mean(axis=0), dtype=np.float64)
+        base, loaded = self.kernel(data.rows, data.rows, *strengths)
+        k = base + self._load_likeness(data.loads, data.loads) * loaded + np.diag(data.noise ** 2)
+        return Posterior(self, data, centre, strengths, np.linalg.cholesky(k))
+
+    def strengths(self, data: Data) -> Strengths:
+        """How strong effects are: weighed, one parameter after the other, by marginal likelihood."""
+        rows, loads = data.rows, data.loads
+        y, noise = data.y[:, 0] - data.y[:, 0].mean(), data.noise
         like = [table[rows[:, i]][:, rows[:, i]] for i, table in enumerate(self.server_tables)]
         v = self._load_likeness(loads, loads)
         diagonal = np.diag(noise ** 2)
@@ -72,7 +94,7 @@ class ValueModel:
                 singles = first + g ** 2 * u
                 pairs = (linear ** 2 - squares) / 2 + g * u * linear
                 k = OVERALL ** 2 + singles + share[0] * pairs + v * (LOAD ** 2 + share[1] * singles) + diagonal
-                weight = prior + _evidence(k, y[:, 0] - centre[0])
+                weight = prior + _evidence(k, y)
                 weight = np.exp(weight - weight.max())
                 variance[i] = float((weight * strengths ** 2).sum() / weight.sum())
             first = _sum([variance[j] * u for j, u in enumerate(like)], v)
@@ -82,20 +104,18 @@ class ValueModel:
             options = list(itertools.product(PAIRS, UNDER_LOAD))
             k = np.stack([OVERALL ** 2 + first + a * pairs + v * (LOAD ** 2 + b * first) + diagonal
                           for a, b in options])
-            share = options[int(np.argmax(_evidence(k, y[:, 0] - centre[0])))]
-        k = OVERALL ** 2 + first + share[0] * pairs + v * (LOAD ** 2 + share[1] * first) + diagonal
-        factor = np.asarray(np.linalg.cholesky(k), dtype=np.float64)
-        white = np.asarray(np.linalg.solve(factor, y - centre), dtype=np.float64)
-        return Posterior(self, rows, loads, centre, variance, share, factor, white)
+            share = options[int(np.argmax(_evidence(k, y)))]
+        return variance, share
 
     def kernel(self, a: Codes, b: Codes, variance: Floats, share: tuple[float, float]) -> tuple[Floats, Floats]:
         """The kernel as (part free of the load, part that multiplies the likeness of loads), each (len(a), len(b))."""
         first, linear, squares = np.zeros((3, len(a), len(b)))
         for i, table in enumerate(self.server_tables):
-            u = table[a[:, i]][:, b[:, i]]
-            first += variance[i] * u
-            linear += math.sqrt(variance[i]) * u
-            squares += variance[i] * u * u
+            u = np.take(math.sqrt(variance[i]) * table[a[:, i]], b[:, i], axis=1)
+            linear += u
+            first += math.sqrt(variance[i]) * u
+            u *= u
+            squares += u
         return OVERALL ** 2 + first + share[0] * (linear ** 2 - squares) / 2, LOAD ** 2 + share[1] * first
 
     def _load_likeness(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
@@ -109,11 +129,11 @@ class ValueModel:
 class Posterior:
     """What is believed after the observations."""
 
-    def __init__(self, model: ValueModel, rows: Codes, loads: NDArray[np.intp], centre: Floats, variance: Floats,
-                 share: tuple[float, float], factor: Floats, solved: Floats) -> None:
-        self.model, self.rows, self.loads, self.centre = model, rows, loads, centre
-        self.variance, self.share, self.solved = variance, share, solved
+    def __init__(self, model: ValueModel, data: Data, centre: Floats, strengths: Strengths, factor: Floats) -> None:
+        self.model, self.rows, self.loads, self.centre = model, data.rows, data.loads, centre
+        self.variance, self.share = strengths
         self.inverse = np.linalg.inv(factor)
+        self.solved = self.inverse @ (data.y - centre)
         self.level = float(centre[0])
         """Mean log objective of what was measured."""
 
@@ -135,6 +155,16 @@ class Posterior:
             mean[:, :, j] = self.solved.T @ cross
         mean += self.centre[:, None, None]
         return Prediction(mean[0], np.sqrt(np.maximum(variance, 1e-10)), mean[1:])
+
+
+    def covariance(self, a: Codes, a_loads: NDArray[np.intp], b: Codes, b_loads: NDArray[np.intp]) -> Floats:
+        """(len(a), len(b)) posterior covariance of the log objective between configurations."""
+        cross, (base, loaded) = [], self.model.kernel(a, b, self.variance, self.share)
+        for rows, loads in ((a, a_loads), (b, b_loads)):
+            fixed, varying = self.model.kernel(self.rows, rows, self.variance, self.share)
+            cross.append(self.inverse @ (fixed + self.model._load_likeness(self.loads, loads) * varying))
+        out: Floats = base + self.model._load_likeness(a_loads, b_loads) * loaded - cross[0].T @ cross[1]
+        return out
 
 
 def _sum(terms: list[Floats], like: Floats) -> Floats:
@@ -169,7 +199,7 @@ def normal_cdf(z: Floats) -> Floats:
     return np.where(z >= 0, upper, 1 - upper)
 
 
-def expected_improvement(mean: Floats, sd: Floats, best: float) -> Floats:
+def expected_improvement(mean: Floats, sd: Floats, best: float | Floats) -> Floats:
     """Expected amount by which a normal exceeds `best` (Mockus 1978)."""
     z = (mean - best) / sd
     return (mean - best) * normal_cdf(z) + sd * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)

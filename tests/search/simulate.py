@@ -61,6 +61,7 @@ class Cluster:
         self.seed = seed
         self.blame = blame
         self.attempts: dict[str, int] = {}
+        self.measured = 0
 
     def launch(self, server: Config, load: Config) -> Observation | None:
         """None when the server came up; the crash otherwise."""
@@ -80,7 +81,8 @@ class Cluster:
         if rule is not None and (rule["stage"] == "serving" or set(rule["when"]) & self.table.client_params):
             seconds = measure_s if rule["stage"] == "serving" else float(rule["after_s"])
             return Observation(server, load, self._crash(rule), launch_s + seconds, launch_s)
-        rng = random.Random(f"{self.table.name}/{self.seed}/{config_key(config)}/{self.attempts[config_key(server)]}")
+        self.measured += 1
+        rng = random.Random(f"{self.table.name}/{self.seed}/{config_key(config)}/{self.measured}")
         cv = float(self.table.spec["noise_cv"])
         rate = self.table.rate(config) * math.exp(rng.gauss(0, cv))
         watts = self.table.watts(config) * math.exp(rng.gauss(0, cv / 2))
