@@ -23,9 +23,6 @@ EXCERPT_FRAMES = 6
 EXCERPT_WIDTH = 400
 CONTEXT_LINES = 5
 LAST_WORDS = 6
-UNTOLD = {"no_output", "no_failure_found", "silent_exit", "exited_without_words", "killed", "died_under_load",
-          "terminated", "killed_by_signal", "server_errors"}
-"""Categories of failures without words whose excerpt is the end of the log."""
 
 
 def classify(log: bytes | str | pathlib.Path, *, stage: Stage | None = None, exit_status: int | None = None,

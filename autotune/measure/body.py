@@ -8,6 +8,8 @@ from typing import Any
 from autotune.measure.prompts import Prompt, as_text, is_messages
 from autotune.measure.spec import Target
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
 
 def request_body(target: Target, prompt: Prompt, output_tokens: int, temperature: float, ignore_eos: bool,
                  stream: bool = True) -> tuple[str, dict[str, Any]]:
@@ -39,7 +41,7 @@ def request_body(target: Target, prompt: Prompt, output_tokens: int, temperature
 
 def encode(body: dict[str, Any]) -> bytes:
     """JSON as sent."""
-    return json.dumps(body, separators=(",", ":")).encode()
+    return _ENCODER.encode(body).encode()
 
 
 def auth(target: Target) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 HEAD_LIMIT = 65536
+SIZE_DIGITS = 10
 
 
 class BadAnswer(ValueError):
@@ -42,18 +43,28 @@ class Framing:
         self._rest = b""
         self._trailer = False
 
+    @property
+    def between_chunks(self) -> bool:
+        """Whether a new chunk comes next."""
+        return self._chunked and not self._rest and not self._left and not self._trailer
+
     def feed(self, data: bytes) -> bytes:
-        if self._chunked and not self._rest and not self._left:
-            # Nearly every read of a token stream is exactly one whole chunk.
-            eol = data.find(b"\r\n")
-            if 0 < eol < 9:
-                try:
-                    size = int(data[:eol], 16)
-                except ValueError:
-                    size = -1
-                if size > 0 and eol + size + 4 == len(data):
-                    return data[eol + 2:-2]
-        return self._feed(data)
+        if not self._chunked or self._rest or self._left:
+            return self._feed(data)
+        at, whole, parts = 0, len(data), []  # nearly every read of a token stream is one or more whole chunks
+        while at < whole:
+            eol = data.find(b"\r\n", at, at + SIZE_DIGITS)
+            try:
+                size = int(data[at:eol], 16) if eol > at else 0
+            except ValueError:
+                size = 0
+            end = eol + 2 + size
+            if size <= 0 or end + 2 > whole:
+                parts.append(self._feed(data[at:]))  # the last chunk, a piece of one, or nonsense
+                break
+            parts.append(data[eol + 2:end])
+            at = end + 2
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _feed(self, data: bytes) -> bytes:
         if self._rest:

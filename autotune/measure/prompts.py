@@ -6,6 +6,7 @@ Text comes from the Python standard library (on every machine) or a JSONL file; 
 from __future__ import annotations
 
 import bisect
+import hashlib
 import json
 import os
 import pathlib
@@ -58,22 +59,23 @@ class PromptSet:
 
     def prompt(self, index: int) -> Prompt:
         """Prompt number `index`: text, token ids, or messages. Any index is valid."""
-        rng = random.Random(f"{self.spec.seed}/{index}")
         if self.spec.kind == "tokens":
             assert self.context_tokens is not None
             shared = round(self.spec.shared_prefix * self.context_tokens)
             ids = range(self.spec.token_low, self.spec.token_high)
             common = random.Random(f"{self.spec.seed}/shared")
-            return common.choices(ids, k=shared) + rng.choices(ids, k=self.context_tokens - shared)
+            own = random.Random(f"{self.spec.seed}/{index}")
+            return common.choices(ids, k=shared) + own.choices(ids, k=self.context_tokens - shared)
         if self._items and self.context_tokens is None:
             return self._items[self._order(index)]
         chars = max(1, round((self.context_tokens or 256) * self.chars_per_token))
         shared = round(self.spec.shared_prefix * chars)
-        return self._slice(random.Random(f"{self.spec.seed}/shared"), shared) + self._slice(rng, chars - shared)
+        unique = self._slice(f"{self.spec.seed}/{index}", chars - shared)
+        return self._slice(f"{self.spec.seed}/shared", shared) + unique if shared else unique
 
     def sample(self, index: int, chars: int) -> str:
         """A text of exactly `chars` characters like those of the prompts, to calibrate with."""
-        return self._slice(random.Random(f"{self.spec.seed}/calibrate/{index}"), chars)
+        return self._slice(f"{self.spec.seed}/calibrate/{index}", chars)
 
     def _order(self, index: int) -> int:
         """All prompts once before any comes again, shuffled anew each round."""
@@ -88,16 +90,21 @@ class PromptSet:
         self._text = text
         self._starts = [0] + [found.end() for found in re.finditer(r"\n(?=\S)", text)]
 
-    def _slice(self, rng: random.Random, chars: int) -> str:
-        """`chars` characters from the start of some line, going round at the end of the text."""
+    def _slice(self, label: str, chars: int) -> str:
+        """`chars` characters from the start of a line that `label` decides, going round at the end of the text."""
         if chars <= 0:
             return ""
         last = bisect.bisect_right(self._starts, max(0, len(self._text) - chars))
-        start = self._starts[rng.randrange(max(1, last))]
+        start = self._starts[int(share(label) * max(1, last))]
         piece = self._text[start:start + chars]
         while len(piece) < chars:
             piece += self._text[:chars - len(piece)]
         return piece
+
+
+def share(label: str) -> float:
+    """A number in [0, 1) that looks random and depends on the label only; cheaper than seeding a generator."""
+    return int.from_bytes(hashlib.blake2b(label.encode(), digest_size=6).digest(), "big") / 2**48
 
 
 def builtin_text() -> str:

@@ -13,9 +13,11 @@ CONNECTING, READING, IDLE = range(3)
 
 
 class Slot:
-    """Plain state; `load.Load` moves it. `interest` is what the poller watches for on `fd`."""
+    """State that `load.Load` moves. `interest` is what the poller watches for on `fd`; `parts` is what was read and
+    not yet digested, at the times `stamps`; `plain` says that more of a running stream comes next."""
 
-    __slots__ = ("fd", "framing", "interest", "out", "receive", "reply", "request", "sock", "state", "stream", "used")
+    __slots__ = ("fd", "framing", "interest", "out", "parts", "plain", "receive", "reply", "request", "sock", "stamps",
+                 "state", "stream", "used")
 
     def __init__(self) -> None:
         self.sock: socket.socket | None = None
@@ -23,6 +25,9 @@ class Slot:
         self.interest = select.POLLIN
         self.receive: Callable[[int], bytes] = _no_socket
         self.state = IDLE
+        self.parts: list[bytes] = []
+        self.stamps: list[float] = []
+        self.plain = False
         self.out = b""  # what is still to be sent
         self.request = b""
         self.used = False  # this connection has carried an answer before

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 
 from autotune.measure import body, http
-from autotune.measure.prompts import PromptSet
+from autotune.measure.prompts import PromptSet, share
 from autotune.measure.spec import LoadOrder
 
 AHEAD = 64
@@ -44,10 +43,10 @@ class RequestSource:
     def _build(self) -> Request:
         index, load = self._index, self._load
         self._index += 1
-        rng = random.Random(f"{load.seed}/length/{index}")
-        wanted = load.output_tokens * (1 + load.output_spread * (2 * rng.random() - 1))
+        wanted = load.output_tokens * (1 + load.output_spread * (2 * share(f"{load.seed}/length/{index}") - 1))
         if load.rate_per_s is None and index < load.concurrency:
-            wanted *= rng.random()  # the rest of a request already under way: finishes spread from the start
+            # the rest of a request already under way: finishes spread from the start
+            wanted *= share(f"{load.seed}/begun/{index}")
         tokens = max(1, round(wanted))
         path, content = body.request_body(self._order.target, self._prompts.prompt(index), tokens, load.temperature,
                                           load.ignore_eos)

@@ -1,7 +1,7 @@
 """Token streams as server-sent events: arrival times and token counts of one request.
 
-The hot path only counts and stamps; events are parsed as JSON until the first token arrived, when an error
-may be inside, and once at the end. Knows the streams of OpenAI-compatible servers and SGLang's /generate.
+Events like their neighbours are only counted and stamped; the first, the last and whatever is unlike are
+parsed as JSON. Knows the streams of OpenAI-compatible servers and SGLang's /generate.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from collections.abc import Sequence
 from typing import Any
+
+from autotune.measure.http import Framing
 
 _COUNT = re.compile(rb'"completion_tokens":\s*(\d+)').match
 
@@ -21,12 +24,12 @@ class BadStream(ValueError):
 class TokenStream:
     """What one streamed answer gave so far.
 
-    `times` are the arrivals of events with tokens, in seconds of the caller's clock; `counts` the tokens
-    generated up to each (0 where the server did not say). `error` is the server's own message when it
+    `times` are the arrivals of tokens, in seconds of the caller's clock; `counts` the tokens generated up to each
+    (0 where the server did not say: then there is one arrival per event). `error` is the server's own message when it
     reported one inside the stream; `kind` then names it (`stream_error`, `aborted`).
     """
 
-    __slots__ = ("_count", "_rest", "_tail", "counts", "error", "finished", "kind", "times")
+    __slots__ = ("_count", "_rest", "_tail", "_value", "counts", "error", "finished", "kind", "times")
 
     def __init__(self) -> None:
         self.times = array("d")
@@ -36,68 +39,82 @@ class TokenStream:
         self.finished = False  # [DONE] or a finish reason was seen
         self._count = 0
         self._rest = b""
-        self._tail = b""  # the last events that carry token counts
+        self._value: dict[str, Any] | None = None  # the last event that carried a token count ...
+        self._tail = b""  # ... or the chunk that holds it
 
-    def feed(self, payload: bytes, now: float) -> int:
-        """Take payload that arrived at `now`; returns how many events with tokens it completed."""
-        if self._rest or not payload.endswith(b"\n\n"):
-            payload = self._whole(payload)
-            if not payload:
-                return 0
-        if self._count:  # the server counts along: nearly every payload is one event of that kind
-            found = _COUNT(payload, payload.rfind(b'"completion_tokens"'))
-            if found is not None and payload.find(b"\n\n") == len(payload) - 2:
-                return self._counted(payload, int(found[1]), now)
-        careful = self._count or not self.times or b"[DONE]" in payload
-        if careful or b'"error"' in payload or b'"completion_tokens"' in payload:
-            return sum(self._event(event, now) for event in payload.split(b"\n\n") if event)
-        events = payload.count(b"\n\n")
-        for _ in range(events):
+    def take(self, framing: Framing, parts: Sequence[bytes], stamps: Sequence[float]) -> None:
+        """Digest what was read of an answer: `parts`, each with its time. Raises BadAnswer and BadStream.
+
+        Nearly every part is whole chunks of whole events like those before: only its last token count is looked for.
+        """
+        alike = bool(self.times) and not self._rest and framing.between_chunks
+        for part, now in zip(parts, stamps, strict=True):
+            if alike and self._take_alike(part, now):
+                continue
+            payload = framing.feed(part)
+            if payload:
+                self.feed(payload, now)
+            alike = not self._rest and framing.between_chunks
+
+    def _take_alike(self, part: bytes, now: float) -> bool:
+        """Take a part that is whole chunks of whole events with tokens; False, with nothing taken, if in doubt.
+
+        In a stream whose events end with two line feeds, such an end before a chunk's own line end is the chunk's end.
+        """
+        if not part.endswith(b"\n\n\r\n") or b'"error"' in part or b"[DONE]" in part:
+            return False
+        if self._count:
+            found = _COUNT(part, part.rfind(b'"completion_tokens"'))
+            if found is None or (count := int(found[1])) <= self._count:
+                return False
+            self._count, self._tail, self._value = count, part, None
+            self.times.append(now)
+            self.counts.append(count)
+            return True
+        if b'"completion_tokens"' in part or b"\n:" in part:
+            return False
+        for _ in range(part.count(b"\n\n")):
             self.times.append(now)
             self.counts.append(0)
-        return events
+        return True
 
-    def _counted(self, event: bytes, count: int, now: float) -> int:
-        """An event that carries the number of tokens so far."""
-        self._tail = event
-        if count <= self._count:
-            return 0
-        self._count = count
+    def feed(self, payload: bytes, now: float) -> None:
+        """Take payload that arrived at `now`, event by event. Raises BadStream."""
+        payload = self._rest + payload
+        if b"\r\n" in payload:
+            payload = payload.replace(b"\r\n", b"\n")
+        cut = payload.rfind(b"\n\n") + 1
+        self._rest = payload[cut + 1:] if cut else payload
+        for event in payload[:cut].split(b"\n\n") if cut else ():
+            if event and not event.isspace():
+                self._event(event, now)
+
+    def _add(self, count: int, now: float) -> None:
+        """An event with tokens; `count` so far, 0 if the server did not say."""
         self.times.append(now)
         self.counts.append(count)
-        return 1
 
-    def _whole(self, payload: bytes) -> bytes:
-        """The whole events at hand; what is incomplete waits for more."""
-        payload = (self._rest + payload).replace(b"\r\n", b"\n")
-        cut = payload.rfind(b"\n\n") + 2 if b"\n\n" in payload else 0
-        self._rest = payload[cut:]
-        return payload[:cut]
-
-    def _event(self, event: bytes, now: float) -> int:
-        data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+    def _event(self, event: bytes, now: float) -> None:
+        data = event[5:] if event.startswith(b"data:") and b"\n" not in event else b"\n".join(
+            line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
         if not data:
-            return 0  # a comment (ping) or another field
-        if data == b"[DONE]":
+            return  # a comment (ping) or another field
+        if data.strip() == b"[DONE]":
             self.finished = True
-            return 0
-        try:
-            value = json.loads(data)
-        except ValueError as error:
-            raise BadStream(f"not JSON: {data[:80]!r}") from error
-        if not isinstance(value, dict):
-            raise BadStream(f"not a JSON object: {data[:80]!r}")
-        self._look_for_error(value)
+            return
+        value = _object(data)
+        if "error" in value or "object" in value:
+            self._look_for_error(value)
         count = (value.get("usage") or value.get("meta_info") or {}).get("completion_tokens")
         if count:
-            self._tail = event
+            self._value = value
             if value.get("choices") != []:
-                return self._counted(event, int(count), now)
-        if not _brings_output(value):
-            return 0
-        self.times.append(now)
-        self.counts.append(0)
-        return 1
+                if count > self._count:
+                    self._count = count
+                    self._add(count, now)
+                return
+        if _brings_output(value):
+            self._add(0, now)
 
     def _look_for_error(self, value: dict[str, Any]) -> None:
         error = value.get("error")
@@ -109,13 +126,11 @@ class TokenStream:
 
     def close(self) -> dict[str, Any]:
         """Parse what the end said: usage, verify steps, finish reason. Empty when there was no count at all."""
-        if not self._tail:
-            return {}
-        lines = [line[5:] for line in self._tail.split(b"\n") if line.startswith(b"data:")]
-        try:
-            value = json.loads(b"\n".join(lines))
-        except ValueError as error:
-            raise BadStream(f"not JSON: {self._tail[:80]!r}") from error
+        value = self._value
+        if value is None:
+            if not self._tail:
+                return {}
+            value = _object(self._tail[self._tail.rindex(b"\ndata:") + 6:self._tail.rindex(b"\n\n")])
         meta = value.get("meta_info") or {}
         usage = value.get("usage") or meta
         reason = meta.get("finish_reason")
@@ -126,6 +141,16 @@ class TokenStream:
         steps = meta.get("spec_verify_ct", usage.get("spec_verify_ct"))
         return {"completion_tokens": usage.get("completion_tokens"), "prompt_tokens": usage.get("prompt_tokens"),
                 "verify_steps": steps}
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise BadStream(f"not JSON: {data[:80]!r}") from error
+    if not isinstance(value, dict):
+        raise BadStream(f"not a JSON object: {data[:80]!r}")
+    return value
 
 
 def _brings_output(value: dict[str, Any]) -> bool:

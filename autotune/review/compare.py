@@ -30,9 +30,8 @@ class Pair:
     """One lever in several studies; None where a study cannot tell. `verdict` is changed sign, differs, alike or
     open (an interval includes no effect, or is unknown)."""
 
-    param: str
-    base: Value
-    choice: Value
+    name: str
+    instead: str
     levers: tuple[Lever | None, ...]
     verdict: str
 
@@ -96,16 +95,15 @@ def space_of(records: Sequence[TrialRecord], name: str, like: Space) -> Space:
 
 
 def _pairs(stories: Sequence[Story]) -> tuple[Pair, ...]:
-    found: dict[tuple[str, str, str], list[Lever | None]] = {}
+    found: dict[str, list[Lever | None]] = {}
     for i, story in enumerate(stories):
         for lever in story.levers:
-            key = (lever.param, repr(lever.base), repr(lever.choice))
-            found.setdefault(key, [None] * len(stories))[i] = lever
+            found.setdefault(lever.key, [None] * len(stories))[i] = lever
     pairs = []
     for levers in found.values():
         known = [x for x in levers if x is not None]
         if len(known) > 1:
-            pairs.append(Pair(known[0].param, known[0].base, known[0].choice, tuple(levers), _verdict(known)))
+            pairs.append(Pair(known[0].name, known[0].instead, tuple(levers), _verdict(known)))
     order = {"changed sign": 0, "differs": 1, "open": 2, "alike": 3}
     return tuple(sorted(pairs, key=lambda p: order[p.verdict]))
 
@@ -151,7 +149,7 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
         "studies": [{"study": s.study, "conclusion": str(s.conclusion), "devices": s.identity.get("devices"),
                      "engine_version": s.identity.get("engine_version"), "winner": _entry(s, s.winner),
                      "baseline": _entry(s, s.baseline)} for s in comparison.stories],
-        "levers": [{"param": p.param, "instead_of": p.base, "choice": p.choice, "verdict": p.verdict,
+        "levers": [{"choice": p.name, "instead_of": p.instead, "verdict": p.verdict,
                     "factors": [None if x is None else {"factor": x.factor, "low": x.low, "high": x.high}
                                 for x in p.levers]} for p in comparison.levers],
         "crashes": [{"signature": s, "category": c, "launches": list(n)} for s, c, n in comparison.signatures],

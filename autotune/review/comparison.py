@@ -7,7 +7,7 @@ from autotune.review import verdict
 from autotune.review.blocks import Block, Cell, Document, Para, Section, Table
 from autotune.review.compare import Comparison
 from autotune.review.story import Story
-from autotune.review.wording import choice_text, count, number, one_line, percent, with_unit
+from autotune.review.wording import count, number, one_line, percent, with_unit
 
 TONES = {"changed sign": "bad", "differs": "strong", "open": "muted", "alike": ""}
 
@@ -19,7 +19,7 @@ def build(comparison: Comparison) -> Document:
     turned = [p for p in comparison.levers if p.verdict == "changed sign"]
     headline = f"{count(len(turned), 'lever')} changed sign" if turned else "No lever changed sign"
     shared = count(len(comparison.levers), "lever")
-    listed = ", ".join(choice_text(p.param, p.choice) for p in turned)
+    listed = ", ".join(p.name for p in turned)
     support = f"Of {shared} that at least two studies can tell" + (f": {listed}." if listed else ".")
     sections = [Section("studies", "The studies", (_studies(stories), *(Para(c, "warn") for c in comparison.caveats))),
                 _best(stories), _levers(comparison, names), _crashes(comparison, names)]
@@ -65,7 +65,7 @@ def _levers(comparison: Comparison, names: list[str]) -> Section | None:
         told = [Cell("-", "muted") if lever is None else
                 Cell(verdict.change_words(lever.factor, lever.low, lever.high),
                      {1: "good", -1: "bad", 0: ""}[lever.sign]) for lever in pair.levers]
-        rows.append((choice_text(pair.param, pair.choice), one_line(text(pair.base)), *told,
+        rows.append((pair.name, pair.instead, *told,
                      Cell(pair.verdict, TONES[pair.verdict])))
     return Section("levers", "Levers side by side", (
         Table(("Choice", "Instead of", *(f">{n}" for n in names), "Verdict"), tuple(rows)),))

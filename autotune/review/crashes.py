@@ -39,8 +39,8 @@ class CrashGroup:
 def group(records: Sequence[TrialRecord], server_names: Iterable[str]) -> tuple[CrashGroup, ...]:
     """Crash groups, most frequent first. `server_names` are the parameters that need a launch.
 
-    A suspect is a choice that all launches of a group share and that never served: it is a description of
-    what was seen, not yet a proof (search/ decides how likely it is).
+    A suspect is a choice that all launches of a group share and that never served; of several, those whose launches
+    ended in this group most often. It describes what was seen and proves nothing (search/ tells how likely it is).
     """
     names = tuple(server_names)
     served = {(name, repr(value)) for r in records if r.state == "COMPLETE" and not r.crashed
@@ -71,6 +71,8 @@ def _group(members: list[TrialRecord], names: tuple[str, ...], served: set[tuple
             with_choice = launched.get((name, repr(value)), set())
             if with_choice and (name, repr(value)) not in served:
                 suspects.append(Suspect(name, value, len(here & with_choice), len(with_choice)))
+    top = max((s.crashed / s.launches for s in suspects), default=0.0)
+    suspects = [s for s in suspects if s.crashed / s.launches == top]
     return CrashGroup(crash_of(members[-1].attrs), tuple(m.number for m in members), len(here),
                       sum(float(m.attrs.get("cost_s") or 0) for m in members), common, tuple(suspects))
 

@@ -135,7 +135,8 @@ def lines(argv: Sequence[Word]) -> list[list[Word]]:
 
 
 def _parameters(settings: Settings) -> list[Parameter]:
-    models = [Parameter(_model_name(key), value, f"the {key} model", value.startswith(("/", "./", "../", "~")))
+    models = [Parameter(_model_name(key), value, f"the {key} model",
+                        value.startswith(("/", ".", "~")) or value.count("/") > 1)
               for key, value in settings.space.model.items()]
     return [Parameter("HOST", "127.0.0.1", "address to listen on (0.0.0.0: every interface)"),
             Parameter("PORT", DEFAULT_PORT, "port to listen on"),

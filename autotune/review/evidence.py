@@ -37,8 +37,8 @@ def levers(story: Story) -> Section | None:
              ("Choices of the load", [x for x in story.levers if x.load])]
     return Section("levers", "What each lever is worth", (
         *(_lever_table(title, found) for title, found in parts if found),
-        Para("Pairs of configurations that differ in this choice only, against the baseline's choice. Bars that cross "
-             "the middle are not told apart from no effect.", "muted")))
+        Para("Pairs of configurations that differ in this choice only; where the baseline has no choice, against the "
+             "most measured one. Bars that cross the middle are not told apart from no effect.", "muted")))
 
 
 def _lever_table(title: str, found: Sequence[Lever]) -> Table:
@@ -47,8 +47,7 @@ def _lever_table(title: str, found: Sequence[Lever]) -> Table:
     rows = []
     for lever in found:
         tone = {1: "good", -1: "bad", 0: ""}[lever.sign]
-        rows.append((choice_text(lever.param, lever.choice),
-                     one_line(str(lever.base).lower() if isinstance(lever.base, bool) else lever.base),
+        rows.append((lever.name, lever.instead,
                      Cell(percent(lever.factor - 1, signed=True), tone),
                      Cell("", picture=interval_bar(lever.factor, lever.low, lever.high, reach)),
                      verdict.range_words(lever.low, lever.high), str(lever.pairs)))

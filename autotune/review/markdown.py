@@ -26,7 +26,8 @@ def markdown(document: Document) -> str:
     parts = [f"# {escape(document.headline)}", f"*{escape(document.kicker)}*",
              " · ".join(escape(c) for c in document.chips), escape(document.support)]
     for section in document.sections:
-        parts += [f"## {escape(section.title)}", *(block(b) for b in section.blocks)]
+        told = [text for text in (block(b) for b in section.blocks) if text]
+        parts += [f"## {escape(section.title)}", *told] if told else []
     return "\n\n".join(p for p in [*parts, "---", escape(document.footer)] if p) + "\n"
 
 

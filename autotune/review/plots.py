@@ -99,7 +99,7 @@ def _levers(story: Story) -> Figure | None:
     up = [100 * (x.high - x.factor) if x.high is not None else 0 for x in found]
     down = [100 * (x.factor - x.low) if x.low is not None else 0 for x in found]
     trace = {"type": "bar", "orientation": "h", "x": middle,
-             "y": [_safe(f"{choice_text(x.param, x.choice)} instead of {choice_text('', x.base)[1:]}") for x in found],
+             "y": [_safe(f"{x.name} instead of {x.instead}") for x in found],
              "marker": {"color": [{1: GREEN, -1: RED, 0: GREY}[x.sign] for x in found]},
              "error_x": {"type": "data", "symmetric": False, "array": up, "arrayminus": down},
              "text": [f"{x.pairs} pairs" for x in found], "textposition": "none", "hoverinfo": "x+y+text"}

@@ -13,7 +13,7 @@ from autotune.review.export import write
 from autotune.review.formats.header import slug
 from autotune.review.markdown import markdown
 from autotune.review.page import html
-from autotune.review.sources import read
+from autotune.review.sources import read, uncollected
 from autotune.review.summary import as_json, print_document, print_summary
 
 if TYPE_CHECKING:
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 def report(settings: Settings, study: Study) -> int:
     """Tell the study; returns the exit code. With report.format=json only JSON goes to standard output."""
-    if settings.report.compare is not None:
-        return comparison(settings)
+    with uncollected():
+        return comparison(settings) if settings.report.compare is not None else _report(settings, study)
+
+
+def _report(settings: Settings, study: Study) -> int:
     story = read(settings, study)
     document = build(story)
     page = settings.folder / "report.html"

@@ -101,7 +101,7 @@ def _levers(story: Story, tty: bool) -> Table | None:
     table = _table("What each choice is worth, one change at a time", tty, "Choice", "Instead of", ">Change", ">Pairs")
     for lever in story.levers[:SHOWN]:
         style = {1: "green", -1: "red", 0: ""}[lever.sign]
-        table.add_row(choice_text(lever.param, lever.choice), _side(lever.base),
+        table.add_row(lever.name, lever.instead,
                       Text(verdict.change_words(lever.factor, lever.low, lever.high), style=style), str(lever.pairs))
     return _more(table, len(story.levers))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -46,8 +47,9 @@ def _choice(space: Space, param: Param, value: Value, trials: Sequence[TrialReco
     if any(not t.crashed for t in trials):
         return None
     if trials:
-        signatures = len({t.attrs["crash_signature"] for t in trials})
-        why = f"tried in {count(len(trials), 'trial')}, always crashed ({count(signatures, 'signature')})"
+        blamed = collections.Counter(str(t.attrs.get("crash_blame")) for t in trials)
+        told = ", ".join(f"{blame} {n}" for blame, n in blamed.most_common())
+        why = f"tried in {count(len(trials), 'trial')}, always crashed (blame: {told})"
         return "crashed", why
     for rule in space.rules:
         if set(rule.when) == {param.name} and rule.matches({param.name: value}):

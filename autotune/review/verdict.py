@@ -38,9 +38,12 @@ def headline(story: Story) -> str:
         return "The baseline is the best configuration measured."
     if gain is None:
         return f"Trial {winner.trial} gives {with_unit(winner.value, unit)}; no baseline figure to compare with."
-    more = "more" if gain.share >= 0 else "fewer"
     what = PHRASES.get(story.objective, unit)
-    words = f"Trial {winner.trial} gives {percent(abs(gain.share))} {more} {what} than the baseline"
+    if gain.share >= 1:
+        words = f"Trial {winner.trial} gives {number(1 + gain.share, 3)} times the {what} of the baseline"
+    else:
+        more = "more" if gain.share >= 0 else "fewer"
+        words = f"Trial {winner.trial} gives {percent(abs(gain.share))} {more} {what} than the baseline"
     return words + ("." if gain.confirmed else " (not confirmed).")
 
 

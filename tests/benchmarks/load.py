@@ -2,7 +2,8 @@
 
     python tests/benchmarks/load.py [--json] [--peers sglang guidellm aiperf] [--install] [--concurrency 64 1024]
 
-For each: tokens that the stub sent and that the client reports, tokens per second, CPU seconds of the client's
+Up to C=64 the stub decodes in steps of 20 ms, as real servers do, above that as fast as it can, 8 events at once.
+For each client: requests done, tokens lost, tokens per second, CPU seconds of the client's
 processes per million tokens (from the first request to the last token: neither start nor report), and its TTFT and TPOT
 against the stub's own times. Each peer lives in an environment of its own (tests/envs.py); one that is not there is
 said to be missing, or is installed with --install. Figures depend on what else the machine does: compare rows only.
@@ -35,7 +36,9 @@ from tests.fakes.stub import Stub  # noqa: E402
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 60, 64
 LIMIT_S = 540.0
-RECIPES = {"guidellm": envs.Recipe(("guidellm==0.8.1",)), "aiperf": envs.Recipe(("aiperf",))}
+PACED = ("--itl-ms", "20", "--align")  # as a real server decodes: one token of every stream, every 20 ms
+FLOOD = ("--itl-ms", "0", "--burst", "8")  # as fast as the stub can, as it arrives at a client that lags behind
+RECIPES = {"guidellm": envs.Recipe(("guidellm==0.8.1",)), "aiperf": envs.Recipe(("aiperf==0.13.0",))}
 SGLANG_ENV = "sglang-0.5.23"
 SGLANG = """
 import sys, types
@@ -98,7 +101,7 @@ def worker(url: str, concurrency: int, requests: int, out: str) -> None:
                     prompts=PromptSpec("builtin", None, 0.0, 0, 1, 1), first_token_timeout_s=120.0,
                     token_timeout_s=120.0, request_timeout_s=LIMIT_S, retries=1)
     with LoadClient(LoadOrder(Target(url, "openai", "stub", True), load, 1.0)) as client:
-        while (tick := client.wait(0.1)) is None or tick.finished + tick.errors < requests + concurrency:
+        while (tick := client.wait(0.25)) is None or tick.finished + tick.errors < requests + concurrency:
             pass
         replies = client.stop()
     ok = [r for r in replies if r.ok and r.wanted_tokens == OUTPUT_TOKENS]
@@ -203,7 +206,8 @@ def race(contender: Contender, python: str, concurrency: int, requests: int,
         try:
             claim = contender.claim(job)
         except (OSError, ValueError, KeyError, StopIteration) as error:
-            tail = (folder / "log").read_text()[-600:]
+            logs = [folder / "log", *sorted(folder.rglob("*.log"))]
+            tail = logs[-1].read_text()[-600:]
             return {"client": contender.name, "concurrency": concurrency, "failed": f"{error!r}; its log ends: {tail}"}
         return compare(contender.name, claim, stub.truth, cpu, concurrency)
 
@@ -245,7 +249,6 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=[c.name for c in CONTENDERS[1:]])
     parser.add_argument("--install", action="store_true", help="make the environments that are missing (minutes)")
     parser.add_argument("--concurrency", type=int, nargs="*", default=[64, 1024])
-    parser.add_argument("--itl-ms", type=float, help="pace of the stub; by default 20 at C <= 64, else full speed")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -253,8 +256,7 @@ def main() -> None:
         return
     rows = []
     for concurrency in args.concurrency:
-        pace = args.itl_ms if args.itl_ms is not None else 20.0 if concurrency <= 64 else 0.0
-        arguments = ("--ttft-ms", "100", "--itl-ms", str(pace), "--chars", "1")
+        arguments = ("--ttft-ms", "100", "--chars", "1", *(PACED if concurrency <= 64 else FLOOD))
         for contender in (c for c in CONTENDERS if c.name in ("ours", *args.peers)):
             python = python_of(contender, args.install)
             if python is None:

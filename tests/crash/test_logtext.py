@@ -123,7 +123,8 @@ def test_an_exception_on_the_border_of_two_chunks_is_kept() -> None:
 
 
 def test_many_different_lines_are_capped() -> None:
-    raw = "\n".join(f"request {'abcdefghij'[i % 10] * (i // 10 + 1)}" for i in range(9000)) + "\n" + CRASH
+    letters = str.maketrans("0123456789", "abcdefghij")
+    raw = "\n".join(f"request {i}".translate(letters) for i in range(9000)) + "\n" + CRASH
     log = logtext.clean(raw)
     assert len(log.lines) <= logtext.MAX_LINES + 1
     assert classify(raw).category == "illegal_memory_access"

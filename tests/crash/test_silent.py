@@ -86,6 +86,7 @@ def test_different_ends_have_different_signatures() -> None:
 def test_what_the_caller_saw_counts_as_a_last_line() -> None:
     for detail, category in [("POST /v1/completions: HTTP 500: 'boom'", "http_server_error"),
                              ("POST /v1/completions: no token generated", "http_server_error"),
+                             ("POST /v1/completions: ReadTimeout: ", "watchdog_hang"),
                              ("the answers do not make sense", "server_errors")]:
         crash = classify(SERVING, stage=Stage.SERVING, detail=detail)
         assert crash.category == category and detail[:20] in crash.excerpt

@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import heapq
 import json
+import math
 import os
 import pathlib
 import random
@@ -75,6 +76,7 @@ class Connection:
         self.data = b""
         self.stream: Stream | None = None
         self.out = b""
+        self.corked = self.watched = False
 
 
 class Stub:
@@ -91,6 +93,7 @@ class Stub:
         self.total_tokens = self.total_steps = self.running = 0
         self.order = 0
         self.ended = False
+        self.started = time.monotonic()
 
     def run(self) -> None:
         if self.args.port_file:
@@ -98,7 +101,6 @@ class Stub:
             part = path.with_suffix(".part")
             part.write_text(str(self.listener.getsockname()[1]))
             part.replace(path)
-        started = time.monotonic()
         while not self.ended:
             wait = max(0.0, self.due[0][0] - time.monotonic()) if self.due else 0.2
             for fd, mask in self.poller.poll(min(wait, 0.2)):
@@ -110,8 +112,8 @@ class Stub:
             while self.due and self.due[0][0] <= now:
                 _, _, connection, stream = heapq.heappop(self.due)
                 if connection.stream is stream:
-                    self.step(connection, stream)
-            if self.args.die_after_s and now - started > self.args.die_after_s:
+                    self.advance(connection, stream)
+            if self.args.die_after_s and now - self.started > self.args.die_after_s:
                 os._exit(7)
         if self.args.truth:
             with open(self.args.truth, "w", encoding="utf-8") as file:
@@ -158,8 +160,15 @@ class Stub:
         if method == "GET":
             self.get(c, path)
             return
-        api = {"/generate": "sglang", "/v1/chat/completions": "chat"}.get(path, "openai")
-        s = Stream(len(self.streams), api, json.loads(body), now, self.args)
+        api = {"/generate": "sglang", "/v1/chat/completions": "chat", "/v1/completions": "openai"}.get(path)
+        try:
+            value = json.loads(body)
+        except ValueError:
+            api = None
+        if api is None or method != "POST":
+            self.plain(c, 400, {"error": {"message": f"{method} {path} with {len(body)} bytes is not served here"}})
+            return
+        s = Stream(len(self.streams), api, value, now, self.args)
         self.streams.append(s)
         s.fault = self.fault(s.number)
         if s.fault in ("http500", "http429"):
@@ -205,23 +214,35 @@ class Stub:
         return None
 
     def plan(self, c: Connection, s: Stream, at: float) -> None:
+        if self.args.align and self.args.itl_ms:  # as a server does that decodes all its requests in one step
+            step = self.args.itl_ms / 1000
+            at = self.started + math.ceil((at - self.started) / step) * step
         self.order += 1
         heapq.heappush(self.due, (at, self.order, c, s))
 
-    def step(self, c: Connection, s: Stream) -> None:
-        """One decode step: the tokens of one event."""
+    def advance(self, c: Connection, s: Stream) -> None:
+        """The steps that are due; those of a burst are sent at once."""
+        c.corked = self.args.burst > 1
+        while c.stream is s and not self.step(c, s):
+            pass
+        if c.corked:
+            c.corked = False
+            self.send(c, b"")
+
+    def step(self, c: Connection, s: Stream) -> bool:
+        """One decode step: the tokens of one event. Whether the next one has to wait for its time."""
         pattern = self.args.chunk_tokens
         n = 1 if not s.tokens else pattern[s.steps % len(pattern)]
         n = min(n, s.wanted - s.tokens)
         begin, s.tokens, s.steps = s.tokens, s.tokens + n, s.steps + 1
         if s.fault in ("cut", "reset", "malformed", "stall", "abort") and s.tokens * 2 >= s.wanted:
             self.break_off(c, s)
-            return
+            return True
         last = s.tokens >= s.wanted
         text = " ".join(s.words[begin:s.tokens]) + " "
         self.event(c, self.data(s, text, last))
         if c.stream is not s:
-            return
+            return True
         s.sent.append(time.monotonic())
         s.counts.append(s.tokens)
         self.total_tokens += n
@@ -230,10 +251,13 @@ class Stub:
             if s.usage_wanted and self.args.usage != "none":
                 self.event(c, '{"choices":[],"usage":' + self.usage(s) + "}")
             self.finish(c, s)
+        elif self.args.burst > 1 and len(s.sent) % self.args.burst:
+            return False
         else:
             jitter = 1 + self.args.jitter * (2 * self.rng.random() - 1) if self.args.jitter else 1
             self.plan(c, s, max(s.sent[-1], self.due_time(s)) if not self.args.jitter
                       else s.sent[-1] + self.args.itl_ms / 1000 * jitter)
+        return True
 
     def due_time(self, s: Stream) -> float:
         return s.received + float(self.args.ttft_ms + self.args.itl_ms * len(s.sent)) / 1000
@@ -297,6 +321,9 @@ class Stub:
 
     def send(self, c: Connection, data: bytes) -> None:
         data = c.out + data if c.out else data
+        if c.corked:
+            c.out = data
+            return
         try:
             sent = c.sock.send(data)
         except BlockingIOError:
@@ -304,8 +331,9 @@ class Stub:
         except OSError:
             self.drop(c)
             return
-        had, c.out = bool(c.out), data[sent:]
-        if bool(c.out) != had:
+        c.out = data[sent:]
+        if c.watched != bool(c.out):
+            c.watched = bool(c.out)
             self.poller.modify(c.sock, select.EPOLLIN | (select.EPOLLOUT if c.out else 0))
 
     def drop(self, c: Connection) -> None:
@@ -346,6 +374,8 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--truth")
     p.add_argument("--ttft-ms", type=float, default=20.0)
     p.add_argument("--itl-ms", type=float, default=5.0)
+    p.add_argument("--align", action="store_true", help="all streams send at the same moments, --itl-ms apart")
+    p.add_argument("--burst", type=int, default=1, help="events sent at once, as a reader that lags behind sees them")
     p.add_argument("--jitter", type=float, default=0.0, help="share by which each step's time varies")
     p.add_argument("--chunk-tokens", type=lambda t: [int(x) for x in t.split(",")], default=[1])
     p.add_argument("--speculative", action="store_true", help="report verify steps in the usage")

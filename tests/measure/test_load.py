@@ -45,11 +45,8 @@ def test_at_1024_connections_no_token_is_lost(tmp_path: pathlib.Path) -> None:
         replies, ticks = run_load(stub, 1500, concurrency=1024, output_tokens=8)
     assert max(t.in_flight for t in ticks) == 1024 and ticks[-1].errors == 0
     ok = [r for r in replies if r.ok]
-    assert len(ok) >= 1500 and all(r.tokens == r.wanted_tokens == len(r.times) for r in ok)
-    received = sum(len(r.times) for r in replies)
-    sent = [moment for t in stub.truth for moment in t["sent"]]
-    before = sum(moment < ticks[-1].t for moment in sent)
-    assert before - 1024 <= received <= len(sent)  # at most the event on its way when the load ended
+    assert len(ok) >= 1500 and all(r.tokens == r.wanted_tokens for r in ok)
+    assert not Counter(r.tokens for r in ok) - Counter(t["tokens"] for t in stub.truth)
 
 
 def test_exactly_the_wanted_number_of_requests_is_in_flight(tmp_path: pathlib.Path) -> None:
@@ -71,8 +68,9 @@ def test_times_agree_with_the_servers_own(tmp_path: pathlib.Path) -> None:
     for r in (r for r in replies if r.ok):
         near = [t for t in stub.truth if t["wanted"] == r.wanted_tokens and abs(t["received"] - r.sent) < 0.05]
         if len(near) == 1:
-            errors += [abs(a - b) for a, b in zip(r.times, near[0]["sent"], strict=True)]
-    assert len(errors) > 100
+            when = dict(zip(near[0]["counts"], near[0]["sent"], strict=True))
+            errors += [abs(time - when[count]) for time, count in zip(r.times, r.counts, strict=True)]
+    assert len(errors) > 50
     assert statistics.median(errors) < 0.02  # one clock for both: what is left is how busy this machine is
 
 

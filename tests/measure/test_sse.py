@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.measure.http import Framing
 from autotune.measure.sse import BadStream, TokenStream
 
 
@@ -65,6 +66,36 @@ def test_tokens_are_the_same_however_the_bytes_arrive(sizes: list[int], counted:
         stream.feed(whole[at:at + size], float(turn))
         at, turn = at + size, turn + 1
     assert len(stream.times) == 5 and stream.close()["completion_tokens"] == 5 and stream.finished
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=12), st.booleans(), st.integers(0, 12), st.booleans())
+def test_many_reads_taken_at_once_give_the_same_as_one_by_one(groups: list[int], counted: bool, split: int,
+                                                              error: bool) -> None:
+    events = [completion("tok", n if counted else None) for n in range(1, sum(groups) + 1)]
+    if error:
+        events[len(events) // 2] = event({"error": {"message": "lost"}})
+    chunks = [b"%x\r\n%b\r\n" % (len(e), e) for e in [*events, USAGE, DONE]] + [b"0\r\n\r\n"]
+    parts, at = [], 0
+    for size in [*groups, len(chunks)]:
+        parts.append(b"".join(chunks[at:at + size]))
+        at += size
+    parts = [part for part in parts if part]
+    if split < len(parts):
+        middle = len(parts[split]) // 2
+        parts[split:split + 1] = [parts[split][:middle], parts[split][middle:]]
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    stamps = [float(i) for i in range(len(parts))]
+    streams, framings = (TokenStream(), TokenStream()), (Framing(), Framing())
+    for stream, framing in zip(streams, framings, strict=True):
+        framing.feed(head)
+        stream.take(framing, parts[:1], stamps[:1])
+    streams[0].take(framings[0], parts[1:], stamps[1:])
+    for part, stamp in zip(parts[1:], stamps[1:], strict=True):
+        streams[1].take(framings[1], [part], [stamp])
+    assert framings[0].done and framings[1].done
+    assert streams[0].times == streams[1].times and streams[0].counts == streams[1].counts
+    assert streams[0].close() == streams[1].close()
+    assert streams[0].error == streams[1].error == ("lost" if error else None)
 
 
 def test_a_chats_role_is_not_its_first_token() -> None:

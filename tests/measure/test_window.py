@@ -47,7 +47,7 @@ def test_the_windows_tokens_are_those_that_arrived_in_it(tmp_path: pathlib.Path)
     assert found.good_tokens == found.output_tokens  # no limit, so all are good
     assert found.prompt_tokens == 40 * found.requests and found.energy.joules is None and found.tokens_per_j is None
     assert found.relative_error is not None and found.client_cpu_share is not None
-    assert {r["kind"] for r in rows} <= {"ok", "open"} and rows[0]["tokens"] == rows[0]["events"]
+    assert {r["kind"] for r in rows} <= {"ok", "open"} and rows[0]["tokens"] >= rows[0]["events"] > 0
 
 
 @pytest.mark.parametrize(("api", "usage"), [("sglang", "full"), ("openai", "final")])

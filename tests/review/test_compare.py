@@ -34,10 +34,10 @@ def two(make: Callable[..., Made]) -> list[Story]:
 
 
 def test_levers_that_help_here_and_hurt_there_come_first(two: list[Story]) -> None:
-    found = {(p.param, p.choice): p.verdict for p in compare(two).levers}
-    assert found[("tp", 2)] == "changed sign"
-    assert found[("tree_budget", 8)] in ("alike", "differs")
-    assert compare(two).levers[0].param == "tp"
+    found = {p.name: p.verdict for p in compare(two).levers}
+    assert found["tp=2"] == "changed sign"
+    assert found["tree_budget=8"] in ("alike", "differs")
+    assert compare(two).levers[0].name == "tp=2"
 
 
 def test_crashes_are_counted_in_each_study(two: list[Story]) -> None:

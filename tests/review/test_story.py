@@ -62,14 +62,25 @@ def test_counts_add_up_and_copies_are_not_launches(story: Story) -> None:
 
 
 def test_levers_compare_configurations_that_differ_in_one_choice(story: Story) -> None:
-    tp = next(lever for lever in story.levers if lever.param == "tp")
-    assert (tp.base, tp.choice, tp.pairs) == (1, 2, 1)
+    tp = next(lever for lever in story.levers if lever.name == "tp=2")
+    assert (tp.instead, tp.pairs) == ("1", 1)
     assert tp.factor == pytest.approx(0.9)
     assert tp.sign == -1
-    budget = next(lever for lever in story.levers if lever.param == "tree_budget" and lever.choice == 8)
+    budget = next(lever for lever in story.levers if lever.name == "tree_budget=8")
     assert budget.pairs == 2  # at both loads; tree_topk and draft_depth exist only with speculation
     assert budget.factor == pytest.approx(math.sqrt(1.3 * 1.25))
     assert budget.low is not None and budget.low < budget.factor
+
+
+def test_choices_that_were_only_changed_together_are_told_together(make: Callable[..., Made]) -> None:
+    made = make()
+    for level, value in ((4, 2.0), (8, 3.0)):
+        made.measure(baseline(made, concurrency=level), value)
+        made.measure(baseline(made, concurrency=level, tree_budget=8, max_running_requests=16), value * 1.5)
+    lever = next(x for x in read(made.settings, made.study).levers if not x.load)
+    assert lever.name == "tree_budget=8 and max_running_requests=16"
+    assert lever.instead == "0 and 8"
+    assert lever.factor == pytest.approx(1.5) and lever.pairs == 2
 
 
 def test_choices_that_never_served_have_a_reason(story: Story) -> None:

@@ -24,7 +24,7 @@ STUDY = (
     "study.launches=8", "study.seed=1", "study.confirm.finalists=0",
     "workload.warmup_s=1", "workload.warmup_max_s=4", "workload.window_s=4", "workload.window_max_s=8",
     # what is hoped for here is expert parallelism, which really breaks, and two ranks without cores, which cannot start
-    "space.params.parallel.choices=[tp1,tp2,ep2_bound]", "~space.belief.parallel.tp2_bound",
+    "space.params.parallel.choices=[tp1_bound,tp2,ep2_bound]", "~space.belief.parallel.tp2_bound",
     "space.belief.parallel.ep2_bound=[1.0,3.0]", "space.belief.parallel.tp2=[1.0,2.0]",
     "space.params.page_size.choices=[1]", "~space.belief.page_size", "space.params.dtype.choices=[auto]",
     "~space.belief.dtype", "space.params.overlap_schedule.choices=[true]", "~space.belief.overlap_schedule",

@@ -97,7 +97,7 @@ def parse(argv: list[str] | None = None) -> Arguments:
     flag("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes CUDA where there is a GPU")
     flag("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights, activations and cache; with "
          "bfloat16, output may differ from plain decoding where two tokens are nearly equally likely")  # fmt: skip
-    flag("--context-length", type=positive, default=2048, help="most tokens of one request, prompt and output")
+    flag("--context-length", type=_at_least(32), default=2048, help="most tokens of one request, prompt and output")
     flag("--max-running-requests", type=positive, default=16, help="cache slots a replica; more requests wait")
     flag("--kv-cache-tokens", type=natural, default=0, help="the cache's limit in tokens, for one replica; 0: what "
          "80%% of the free memory holds")  # fmt: skip

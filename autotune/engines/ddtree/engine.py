@@ -85,11 +85,10 @@ class Drafter:
             self.depth,
             lambda layer, qkv: cache.attend(layer, qkv, view),
             lambda residual, activations, weight: torch.addmm(residual, activations, weight.t()),
-        ).float()
-        best = logits.topk(self.topk)
-        scores = best.values - logits.logsumexp(-1, keepdim=True)
+        )
+        best = logits.log_softmax(-1, torch.float32).topk(self.topk)
         shape = (slots, self.depth, self.topk)
-        return best.indices.view(shape).tolist(), scores.view(shape).tolist()
+        return best.indices.view(shape).tolist(), best.values.view(shape).tolist()
 
     def move(self, source: int, destination: int, length: int) -> None:
         self.cache.move(source, destination, length)

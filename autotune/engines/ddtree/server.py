@@ -6,7 +6,8 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -232,7 +233,7 @@ class Answer:
         self.completion_tokens = self.verify_steps = 0
         self.head: dict[str, Any] = {}
 
-    async def steps(self) -> AsyncIterator[Step]:
+    async def steps(self) -> AsyncGenerator[Step, None]:
         """The replica's steps. A client that leaves cancels this, and the request is aborted."""
         ask, server = self.ask, self.server
         replica = min(server.replicas, key=lambda replica: (len(replica.queues), replica.counters.prompt_tokens))
@@ -269,9 +270,10 @@ class Answer:
 
     async def whole(self) -> dict[str, Any]:
         parts, why = [], None
-        async for tokens, finish, _ in self.steps():
-            parts.append(self.text.add(tokens, last=finish is not None))
-            why = finish
+        async with aclosing(self.steps()) as steps:
+            async for tokens, finish, _ in steps:
+                parts.append(self.text.add(tokens, last=finish is not None))
+                why = finish
         choices = self.choice("".join(parts), why)
         return {**self.head, "choices": choices, "usage": self.usage(), "meta_info": self.meta()}
 
@@ -279,13 +281,14 @@ class Answer:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         ask = self.ask
-        async for tokens, finish, _ in self.steps():
-            chunk = {**self.head, "choices": self.choice(self.text.add(tokens, last=finish is not None), finish)}
-            if ask.include_usage:
-                chunk["usage"] = self.usage() if ask.continuous_usage else None
-            if finish:
-                chunk["meta_info"] = self.meta()
-            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        async with aclosing(self.steps()) as steps:
+            async for tokens, finish, _ in steps:
+                chunk = {**self.head, "choices": self.choice(self.text.add(tokens, last=finish is not None), finish)}
+                if ask.include_usage:
+                    chunk["usage"] = self.usage() if ask.continuous_usage else None
+                if finish:
+                    chunk["meta_info"] = self.meta()
+                await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
         if ask.include_usage:
             chunk = {**self.head, "choices": [], "usage": self.usage(), "meta_info": self.meta()}
             await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")

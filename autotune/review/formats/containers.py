@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 
 from autotune.review.deployment import Deployment, Parameter
 
@@ -15,7 +16,7 @@ SHORTEST_START_S = 300
 
 @dataclasses.dataclass(frozen=True)
 class Mount:
-    """A folder of the host, read-only in the container."""
+    """A folder of the host, read-only in the container. The parameter's default is an absolute path."""
 
     parameter: Parameter
     inside: str
@@ -23,7 +24,13 @@ class Mount:
 
 def mounts(deployment: Deployment) -> tuple[Mount, ...]:
     """One mount for each model that is a folder."""
-    return tuple(Mount(p, f"/models/{p.name.removeprefix('MODEL_').lower()}") for p in deployment.models)
+    return tuple(Mount(dataclasses.replace(p, default=absolute(p.default)),
+                       f"/models/{p.name.removeprefix('MODEL_').lower()}") for p in deployment.models)
+
+
+def absolute(path: str) -> str:
+    """A path of this host that means the same from any folder."""
+    return str(pathlib.Path(path).expanduser().absolute())
 
 
 def image(deployment: Deployment) -> str:
