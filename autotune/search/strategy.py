@@ -85,12 +85,9 @@ class LaunchAware:
 
     def propose(self) -> Launch | Stop:
         """Raises nothing; deterministic given seed, observations and pending launches."""
-        memory, limits = self.memory, self.limits
-        if limits.launches is not None and memory.launches >= limits.launches:
-            return Stop(StopKind.LAUNCHES, f"all {limits.launches} launches are used")
-        if limits.hours is not None and memory.used_s >= limits.hours * 3600:
-            return Stop(StopKind.HOURS, f"all {limits.hours:g} hours are used")
-        decision = self._baseline() or self._owed() or self._search()
+        memory = self.memory
+        spent = self.limits.spent(memory.launches, memory.used_s, memory.count)
+        decision = spent or self._baseline() or self._owed() or self._search()
         if isinstance(decision, Launch):
             self._fresh.add(memory.key(decision.server))
         return decision

@@ -36,8 +36,13 @@ class Run:
     launches: int
     crashed: int
     hours: float
-    stop: str
+    stop: Stop | None  # None: the simulated hours or launches were used
     forecasts: tuple[tuple[float, bool], ...]  # (stated chance, whether the launch came up) per launch
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the strategy ended the study."""
+        return self.stop is not None
 
     @property
     def final_share(self) -> float:
@@ -119,7 +124,7 @@ def simulate(table: Table, strategy: Strategy, seed: int, hours: float, launches
     shares: dict[str, float] = {}
     used_s, count, crashed = 0.0, 0, 0
     trial = 0
-    stop = f"{hours:g} h used"
+    stop: Stop | None = None
 
     def tell(observation: Observation) -> None:
         nonlocal used_s, trial
@@ -136,7 +141,7 @@ def simulate(table: Table, strategy: Strategy, seed: int, hours: float, launches
     while used_s < hours * 3600 and count < launches:
         step = strategy.propose()
         if isinstance(step, Stop):
-            stop = step.reason
+            stop = step
             break
         assert isinstance(step, Launch)
         load = strategy.next_load(step.server)
