@@ -106,11 +106,6 @@ class Group:
         out: Floats = (self.weights * self.rate) @ self._presence(rows)
         return np.minimum(out, 1.0)
 
-    def both_hit(self, a: Codes, b: Codes) -> Floats:
-        """(len(a), len(b)) probability that the cause is present in both rows and strikes."""
-        out: Floats = (self._presence(a) * (self.weights * self.rate)[:, None]).T @ self._presence(b)
-        return out
-
     def part(self, column: int, code: int) -> float:
         """Probability that a choice takes part in the cause, alone or with others."""
         if not (self.own[:, column] == code).any():
@@ -251,20 +246,6 @@ class CrashModel:
         """What may have caused the crashes, for people: the likely hypotheses of every group, likeliest first."""
         found = [c for group in self.groups for c in group.culprits() if c.probability > 0.05]
         return sorted(found, key=lambda c: -c.probability)
-
-    def chance_both(self, a: Codes, b: Codes) -> Floats:
-        """(len(a), len(b)) probability that both server parts come up."""
-        singles_a, pairs_a = self._novelty(a)
-        same = a[:, None, :] == b[None, :, :]
-        shared = self.rate * (same & singles_a[:, None, :]).sum(axis=2, dtype=float)
-        same_pairs = self.grid.pair_codes(a)[:, None, :] == self.grid.pair_codes(b)[None, :, :]
-        shared += self.pair_rate * (same_pairs & pairs_a[:, None, :]).sum(axis=2)
-        out: Floats = np.outer(self.unseen(a), self.unseen(b)) * np.exp(shared)
-        for group in self.groups:
-            if not group.loaded:
-                both = group.both_hit(a, b)
-                out *= 1 - group.chance_to_hit(a)[:, None] - group.chance_to_hit(b) + both
-        return np.maximum(out, 0.0)
 
     def chance_serving(self, servers: Codes) -> Floats:
         """(n, L) probability that a live server of each part survives each load part."""

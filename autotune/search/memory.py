@@ -82,10 +82,14 @@ class Memory:
         self._summarise(key, load)
 
     def dead(self, server: Server) -> bool:
-        """Whether a server part crashed at its start and is not to be launched again (a transient crash is retried)."""
-        if server.came_up or not server.launch_crashes:
-            return False
-        return len(server.launch_crashes) > 1 or server.launch_crashes[0].blame is not Blame.TRANSIENT
+        """Whether a server part crashed at its start and is not to be launched again.
+
+        A transient crash is retried, and so is one of a server that came up at another time: once.
+        """
+        crashes = server.launch_crashes
+        if len(crashes) > 1:
+            return True
+        return bool(crashes) and not server.came_up and crashes[0].blame is not Blame.TRANSIENT
 
     def settled(self, server: Server) -> set[int]:
         """Load parts not to be measured on a server for their own sake: known, twice invalid, or its end."""

@@ -66,13 +66,17 @@ def look(grid: Grid, memory: Memory, posterior: Posterior | None, crashes: Crash
     if posterior is None:
         gains = upper = np.full(serving.shape, BLIND_GAIN)
     else:
-        seen = posterior.predict(rows)
-        level = best if best is not None else posterior.level - 1.0
-        gains = expected_improvement(seen.mean, seen.sd, level)
-        upper = np.maximum(seen.mean + UPPER * seen.sd - level, 0.0)
-        for ratio in seen.ratios:
-            gains = gains * normal_cdf(-ratio / seen.sd)
-            upper = upper * (ratio < UPPER * seen.sd)
+        level = best if best is not None else posterior[0][1].level - 1.0
+        gains, upper = np.zeros((2, *serving.shape))
+        for weight, one in posterior:
+            seen = one.predict(rows)
+            some = weight * expected_improvement(seen.mean, seen.sd, level)
+            high = np.maximum(seen.mean + UPPER * seen.sd - level, 0.0)
+            for ratio in seen.ratios:
+                some = some * normal_cdf(-ratio / seen.sd)
+                high = high * (ratio < UPPER * seen.sd)
+            gains += some
+            upper = np.maximum(upper, high)
     gains, upper = gains * serving, upper * (serving > 0.05)
     for key, server in memory.servers.items():
         if key in busy or memory.dead(server):

@@ -18,7 +18,6 @@ from autotune.records import Blame, Config
 from autotune.search.crashes import CrashModel, Culprit
 from autotune.search.grid import Codes, Grid
 from autotune.search.loads import MOST_REPEATS, next_load, worth_of_repeat
-from autotune.search.lookahead import best_first
 from autotune.search.memory import NOISE, Key, Memory
 from autotune.search.outlook import Costs, Outlook, look
 from autotune.search.pivot import Region, record, review
@@ -30,6 +29,7 @@ __all__ = ["LaunchAware", "Limits"]
 
 BASELINE_CHANCE = 0.95
 CENTRES = 4  # best configurations around which candidates of a large space are drawn
+LEAST_W, MOST_MIX = 0.03, 4
 HOPELESS = 0.1  # chance below which, when nothing ever served, no further launch is made
 DEAD_LAUNCHES = 20  # crashed launches without a single success after which the search ends in any case
 
@@ -53,6 +53,7 @@ class LaunchAware:
         self._known = (-1, -1, -1)
         self._strengths: Strengths | None = None
         self._posterior: Posterior | None = None
+        self._beliefs = None
         self._crashes = CrashModel(self.grid, self.memory.passed(), self.memory.served(), [])
         self._best: tuple[Key, int, float] | None = None
 
@@ -181,8 +182,7 @@ class LaunchAware:
         stop = self._why_stop(outlook, worth)
         if stop is not None:
             return stop
-        least = min(self.limits.gain, float(worth.max()))
-        pick = best_first(outlook, worth, least, self._posterior, self._crashes, self._best[2] if self._best else None)
+        pick = int(np.argmax(worth / outlook.cost_s))
         self._bar = float(worth[pick] / outlook.cost_s[pick])
         server = self.memory.servers.get(tuple(outlook.rows[pick].tolist()))
         return Launch(self.grid.server(outlook.rows[pick]), self._reason(outlook, regions, pick),
@@ -265,7 +265,7 @@ class LaunchAware:
 
     def _look(self, rows: Codes, busy: set[Key]) -> Outlook:
         best = self._best[2] if self._best else None
-        return look(self.grid, self.memory, self._posterior, self._crashes, rows, best, busy)
+        return look(self.grid, self.memory, self._beliefs, self._crashes, rows, best, busy)
 
     def _learn(self, full: bool = False) -> None:
         """Bring the models up to what was told."""
@@ -277,6 +277,11 @@ class LaunchAware:
         if len(data.rows) and (full or self._strengths is None):
             self._strengths = self._value.strengths(data)
         self._posterior = self._value.fit(data, self._strengths) if self._strengths is not None else None
+        self._beliefs = None
+        if self._strengths is not None:
+            top = [(w, o) for w, o in self._value.mix if w > LEAST_W][:MOST_MIX]
+            total = sum(w for w, _ in top)
+            self._beliefs = [(w / total, self._value.fit(data, (self._strengths[0], o))) for w, o in top]
         known = (memory.passes, len(memory.failures), memory.count if full else 0)
         if self._known != known:
             self._known = known

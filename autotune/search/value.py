@@ -27,8 +27,10 @@ OVERALL = 1.0  # sd of the unknown level, after the mean is taken out
 LOAD = 0.8  # sd of the curve over the load
 STRENGTHS = ((0.02, 0.3), (0.07, 0.38), (0.2, 0.26), (0.4, 0.06))
 """(sd of one parameter's effects, share of parameters that are like this)."""
-PAIRS = (0.03, 0.12)  # variance of a pair's effect, as a share of the product of the two parameters' sds
+PAIRS = (0.03, 0.12, 0.5)  # variance of a pair's effect, as a share of the product of the two parameters' sds
+PRIOR_PAIR = (.6, .3, .1)
 UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own
+UNSEEN = 0.2
 SWEEPS = 2
 MOST = 400  # observations kept; beyond them the best ones and a spread of the others
 
@@ -104,7 +106,10 @@ class ValueModel:
             options = list(itertools.product(PAIRS, UNDER_LOAD))
             k = np.stack([OVERALL ** 2 + first + a * pairs + v * (LOAD ** 2 + b * first) + diagonal
                           for a, b in options])
-            share = options[int(np.argmax(_evidence(k, y)))]
+            ev = _evidence(k, y) + np.log([PRIOR_PAIR[PAIRS.index(a)] for a, _ in options])
+            share = options[int(np.argmax(ev))]
+        w = np.exp(ev - ev.max()); w /= w.sum()
+        self.mix = sorted(zip(w.tolist(), options), reverse=True)
         return variance, share
 
     def kernel(self, a: Codes, b: Codes, variance: Floats, share: tuple[float, float]) -> tuple[Floats, Floats]:
@@ -134,6 +139,11 @@ class Posterior:
         self.variance, self.share = strengths
         self.inverse = np.linalg.inv(factor)
         self.solved = self.inverse @ (data.y - centre)
+        self.fresh = []
+        for i, param in enumerate(model.grid.server_params):
+            fresh = np.ones(len(param.choices) + 1, dtype=bool)
+            fresh[data.rows[:, i]] = False
+            self.fresh.append(fresh * (0.0 if param.numeric else max(0.0, UNSEEN ** 2 - float(self.variance[i]))))
         self.level = float(centre[0])
         """Mean log objective of what was measured."""
 
@@ -154,17 +164,8 @@ class Posterior:
             variance[:, j] = prior - np.einsum("ij,ij->j", cross, cross)
             mean[:, :, j] = self.solved.T @ cross
         mean += self.centre[:, None, None]
+        variance += sum(extra[rows[:, i]] for i, extra in enumerate(self.fresh))[:, None]
         return Prediction(mean[0], np.sqrt(np.maximum(variance, 1e-10)), mean[1:])
-
-
-    def covariance(self, a: Codes, a_loads: NDArray[np.intp], b: Codes, b_loads: NDArray[np.intp]) -> Floats:
-        """(len(a), len(b)) posterior covariance of the log objective between configurations."""
-        cross, (base, loaded) = [], self.model.kernel(a, b, self.variance, self.share)
-        for rows, loads in ((a, a_loads), (b, b_loads)):
-            fixed, varying = self.model.kernel(self.rows, rows, self.variance, self.share)
-            cross.append(self.inverse @ (fixed + self.model._load_likeness(self.loads, loads) * varying))
-        out: Floats = base + self.model._load_likeness(a_loads, b_loads) * loaded - cross[0].T @ cross[1]
-        return out
 
 
 def _sum(terms: list[Floats], like: Floats) -> Floats:
