@@ -35,6 +35,7 @@ ALWAYS = ((1.0, 0.85), (0.5, 0.1), (0.15, 0.05))
 """(how often a faulty configuration crashes, share of faults that are like this)."""
 UNSEEN_LOAD = 0.03  # that a load part which nothing was yet measured under ends a server
 SEEN_LOAD = 0.005
+VARIED = 0.3  # that a faulty choice shows itself by another signature the next time
 KEPT = 150  # hypotheses kept for a group
 PRIOR_WEIGHT = 20.0  # tested choices that the belief in COMMON[0] counts for
 
@@ -112,6 +113,12 @@ class Group:
             return 0.0
         return float(sum(w for atoms, w in zip(self.hypotheses, self.weights, strict=True)
                          if any(self.atom_column[a] == column for a in atoms)))
+
+    def alone(self, column: int, code: int) -> float:
+        """Probability that a choice is the cause all by itself."""
+        return float(sum(w for atoms, w in zip(self.hypotheses, self.weights, strict=True)
+                         if len(atoms) == 1 and self.atom_column[atoms[0]] == column
+                         and self.atom_mask[atoms[0], code]))
 
     def culprits(self) -> list[Culprit]:
         """Hypotheses with their probabilities, the likeliest first. An empty `when`: no part of it alone."""
@@ -199,6 +206,7 @@ class CrashModel:
         self.pair_rate = COMMON[1] * self.rate / COMMON[0]
         self._paired = np.zeros(grid.pair_count, dtype=bool)
         self._paired[grid.pair_codes(passed).ravel()] = True
+        self._shared = self._in_several_groups()
 
     def chance(self, servers: Codes) -> Floats:
         """(n,) probability that each server part comes up."""
@@ -206,7 +214,28 @@ class CrashModel:
         for group in self.groups:
             if not group.loaded:
                 chance = chance * (1 - group.chance_to_hit(servers))
+        for column, code, factor in self._shared:
+            chance = np.where(servers[:, column] == code, chance * factor, chance)
         return chance
+
+    def _in_several_groups(self) -> list[tuple[int, int, float]]:
+        """(column, code, factor on the chance) of choices that may be the one cause behind several signatures.
+
+        The groups are weighed as if their causes were unrelated; that one faulty choice shows itself in several ways
+        needs one fault only. With a = probability in a group that the choice alone is its cause, the odds that it is
+        faulty are rate * (prod(1 + q a / (rate (1 - a))) - 1), q = 1 for one group and VARIED for the others.
+        """
+        out = []
+        groups = [g for g in self.groups if not g.loaded]
+        for column, seen in enumerate(self.seen):
+            for code in np.flatnonzero(~seen).tolist():
+                parts = sorted((a for g in groups if (a := g.alone(column, code)) > 0.01), reverse=True)
+                if len(parts) > 1:
+                    apart = float(np.prod([1 - a for a in parts]))
+                    odds = np.prod([1 + (VARIED if i else 1.0) * a / (self.rate * (1 - a + 1e-6))
+                                    for i, a in enumerate(parts)]) - 1
+                    out.append((column, code, min(1.0, float(1 / (1 + self.rate * odds)) / max(apart, 1e-9))))
+        return out
 
     def unseen(self, servers: Codes) -> Floats:
         """(n,) probability that no cause strikes which has not shown itself yet."""

@@ -13,7 +13,7 @@ import re
 from autotune.records import Crash, Stage, Value
 from autotune.space import Param
 
-NAMED = 3.0
+NAMED = 8.0
 """How much likelier a parameter is to be part of the cause when the crash names it, or its stage does."""
 
 ABOUT: dict[Stage, frozenset[str]] = {

@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 SUSPICION = 0.1  # probability of a part in a crash from which a choice that never came up is a suspect
 CULPRIT = 0.5  # probability from which a combination of choices is a region
-ISOLATING = 0.9  # share of the region's best chance that an isolating launch has at least
+ISOLATING = 0.97  # share of the region's best chance that an isolating launch has at least
 FAIR = 0.2  # chance below which a region is closed
 PLAUSIBLE = 0.3  # what a plausible gain counts for, beside an expected one
 LAST_PROBE = 0.05  # plausible gain times chance that is worth one more launch when nothing else is left

@@ -29,6 +29,7 @@ __all__ = ["LaunchAware", "Limits"]
 
 BASELINE_CHANCE = 0.95
 CENTRES = 4  # best configurations around which candidates of a large space are drawn
+CHECKS, CHECK_GAIN, WILD, CHECK_CHANCE = 5, 0.005, 0.1, 0.6
 LEAST_W, MOST_MIX = 0.03, 4
 HOPELESS = 0.1  # chance below which, when nothing ever served, no further launch is made
 DEAD_LAUNCHES = 20  # crashed launches without a single success after which the search ends in any case
@@ -54,6 +55,7 @@ class LaunchAware:
         self._strengths: Strengths | None = None
         self._posterior: Posterior | None = None
         self._beliefs = None
+        self._last_best, self._checks = -1e9, 0
         self._crashes = CrashModel(self.grid, self.memory.passed(), self.memory.served(), [])
         self._best: tuple[Key, int, float] | None = None
 
@@ -180,13 +182,34 @@ class LaunchAware:
         worth, regions = review(self.grid, outlook, self._crashes, self.limits.gain)
         self._decide(outlook, regions)
         stop = self._why_stop(outlook, worth)
+        check = False
         if stop is not None:
-            return stop
+            best = self._best[2] if self._best else 0.0
+            if best > self._last_best + 0.005:
+                self._last_best, self._checks = best, 0
+            if stop.kind is not StopKind.GAIN or self._checks >= CHECKS:
+                return stop
+            worth = self._sceptical(outlook, worth, regions)
+            if worth.max() < CHECK_GAIN:
+                return stop
+            self._checks += 1
+            check = True
         pick = int(np.argmax(worth / outlook.cost_s))
         self._bar = float(worth[pick] / outlook.cost_s[pick])
         server = self.memory.servers.get(tuple(outlook.rows[pick].tolist()))
         return Launch(self.grid.server(outlook.rows[pick]), self._reason(outlook, regions, pick),
                       float(outlook.gain[pick]), float(outlook.chance[pick]), "measure" if server else None)
+
+    def _sceptical(self, outlook, worth, regions):
+        v, share = self._strengths
+        wild = self._value.fit(self.memory.measurements(), (np.maximum(v, WILD ** 2), (0.5, 0.3)))
+        sceptic = look(self.grid, self.memory, [(1.0, wild)], self._crashes, outlook.rows, self._best[2], self._busy)
+        out = sceptic.expected
+        out[sceptic.chance < CHECK_CHANCE] = 0.0
+        for region in regions:
+            if region.why is not None:
+                out[region.inside] = 0.0
+        return out
 
     def _reason(self, outlook: Outlook, regions: Sequence[Region], pick: int) -> str:
         gain, chance = float(outlook.gain[pick]), float(outlook.chance[pick])

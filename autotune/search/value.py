@@ -18,6 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.records import Value
 from autotune.search.grid import Codes, Grid
 from autotune.space import Param
 
@@ -31,6 +32,7 @@ PAIRS = (0.03, 0.12, 0.5)  # variance of a pair's effect, as a share of the prod
 PRIOR_PAIR = (.6, .3, .1)
 UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own
 UNSEEN = 0.2
+DOWN = 0.03
 SWEEPS = 2
 MOST = 400  # observations kept; beyond them the best ones and a spread of the others
 
@@ -68,18 +70,26 @@ class ValueModel:
         self.grid = grid
         self.server_tables = [_likeness(p) for p in grid.server_params]
         self.load_tables = [_likeness(p, smooth=0.9) for p in grid.load_params]
+        self.server_means = [_means(p, grid.space.baseline.get(p.name)) for p in grid.server_params]
+
+    def prior(self, rows: Codes) -> Floats:
+        """(n,) prior mean of the log objective of server parts, relative to the baseline."""
+        return _sum([means[rows[:, i]] for i, means in enumerate(self.server_means)], np.zeros(len(rows)))
 
     def fit(self, data: Data, strengths: Strengths) -> Posterior:
         """The posterior, given how strong effects are."""
         centre = np.asarray(data.y.mean(axis=0), dtype=np.float64)
+        prior = self.prior(data.rows)
+        centre[0] -= prior.mean()
         base, loaded = self.kernel(data.rows, data.rows, *strengths)
         k = base + self._load_likeness(data.loads, data.loads) * loaded + np.diag(data.noise ** 2)
-        return Posterior(self, data, centre, strengths, np.linalg.cholesky(k))
+        return Posterior(self, data, centre, prior, strengths, np.linalg.cholesky(k))
 
     def strengths(self, data: Data) -> Strengths:
         """How strong effects are: weighed, one parameter after the other, by marginal likelihood."""
         rows, loads = data.rows, data.loads
-        y, noise = data.y[:, 0] - data.y[:, 0].mean(), data.noise
+        y, noise = data.y[:, 0] - self.prior(rows), data.noise
+        y = y - y.mean()
         like = [table[rows[:, i]][:, rows[:, i]] for i, table in enumerate(self.server_tables)]
         v = self._load_likeness(loads, loads)
         diagonal = np.diag(noise ** 2)
@@ -134,11 +144,13 @@ class ValueModel:
 class Posterior:
     """What is believed after the observations."""
 
-    def __init__(self, model: ValueModel, data: Data, centre: Floats, strengths: Strengths, factor: Floats) -> None:
+    def __init__(self, model: ValueModel, data: Data, centre: Floats, prior: Floats, strengths: Strengths, factor: Floats) -> None:
         self.model, self.rows, self.loads, self.centre = model, data.rows, data.loads, centre
         self.variance, self.share = strengths
         self.inverse = np.linalg.inv(factor)
-        self.solved = self.inverse @ (data.y - centre)
+        rest = data.y - centre
+        rest[:, 0] -= prior
+        self.solved = self.inverse @ rest
         self.fresh = []
         for i, param in enumerate(model.grid.server_params):
             fresh = np.ones(len(param.choices) + 1, dtype=bool)
@@ -164,6 +176,7 @@ class Posterior:
             variance[:, j] = prior - np.einsum("ij,ij->j", cross, cross)
             mean[:, :, j] = self.solved.T @ cross
         mean += self.centre[:, None, None]
+        mean[0] += model.prior(rows)[:, None]
         variance += sum(extra[rows[:, i]] for i, extra in enumerate(self.fresh))[:, None]
         return Prediction(mean[0], np.sqrt(np.maximum(variance, 1e-10)), mean[1:])
 
@@ -177,6 +190,15 @@ def _evidence(k: Floats, y: Floats) -> Floats:
     factor = np.linalg.cholesky(k)
     solved = np.linalg.solve(factor, np.broadcast_to(y[:, None], (*k.shape[:2], 1)))[..., 0]
     out: Floats = -0.5 * (solved ** 2).sum(axis=1) - np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
+    return out
+
+
+def _means(param: Param, usual: Value | None) -> Floats:
+    """(choices + 1,) prior mean of the log factor of each choice against the baseline's."""
+    out = np.full(len(param.choices) + 1, -DOWN)
+    for i, choice in enumerate((*param.choices, None)):
+        if choice == usual and type(choice) is type(usual):
+            out[i] = 0.0
     return out
 
 
