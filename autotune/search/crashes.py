@@ -24,7 +24,8 @@ from autotune.search.grid import Codes, Grid, Mask
 
 Floats = NDArray[np.float64]
 
-COMMON = (0.1, 0.02, 0.003)
+RATE = 0.1
+COMMON = (0.15, 0.02, 0.003)
 """How common faulty single choices, pairs and triples of choices are, before anything is seen."""
 ENVIRONMENT = (0.5, 0.01, 0.001)
 """The same for crashes blamed on the environment: nearly always one feature that this host lacks."""
@@ -201,9 +202,9 @@ class CrashModel:
         for i, seen in enumerate(self.seen):
             seen[passed[:, i]] = True
         tested = float(sum(s.sum() for s in self.seen)) + faulty
-        self.rate = (COMMON[0] * PRIOR_WEIGHT + faulty) / (PRIOR_WEIGHT + tested)
+        self.rate = (RATE * PRIOR_WEIGHT + faulty) / (PRIOR_WEIGHT + tested)
         """How common faulty single choices are here, by now."""
-        self.pair_rate = COMMON[1] * self.rate / COMMON[0]
+        self.pair_rate = COMMON[1] * self.rate / RATE
         self._paired = np.zeros(grid.pair_count, dtype=bool)
         self._paired[grid.pair_codes(passed).ravel()] = True
         self._shared = self._in_several_groups()

@@ -31,7 +31,7 @@ CULPRIT = 0.5  # probability from which a combination of choices is a region
 ISOLATING = 0.97  # share of the region's best chance that an isolating launch has at least
 FAIR = 0.2  # chance below which a region is closed
 PLAUSIBLE = 0.3  # what a plausible gain counts for, beside an expected one
-LAST_PROBE = 0.05  # plausible gain times chance that is worth one more launch when nothing else is left
+LAST_PROBE = 0.06  # plausible gain times chance that is worth one more launch when nothing else is left
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Limits:
 
     launches: int | None = None
     hours: float | None = None
-    gain: float = 0.002
+    gain: float = 0.003
     trials: int | None = None
 
     def spent(self, launches: int, seconds: float, trials: int) -> Stop | None:

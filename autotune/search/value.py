@@ -31,6 +31,7 @@ STRENGTHS = ((0.02, 0.3), (0.07, 0.38), (0.2, 0.26), (0.4, 0.06))
 PAIRS = (0.03, 0.12, 0.5)  # variance of a pair's effect, as a share of the product of the two parameters' sds
 PRIOR_PAIR = (.6, .3, .1)
 UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own
+RESIDUAL = 0.02
 UNSEEN = 0.2
 DOWN = 0.03
 SWEEPS = 2
@@ -72,6 +73,8 @@ class ValueModel:
         self.load_tables = [_likeness(p, smooth=0.9) for p in grid.load_params]
         self.server_means = [_means(p, grid.space.baseline.get(p.name)) for p in grid.server_params]
 
+        self.naming = np.random.default_rng(0).integers(1, 2 ** 40, size=grid.width)
+
     def prior(self, rows: Codes) -> Floats:
         """(n,) prior mean of the log objective of server parts, relative to the baseline."""
         return _sum([means[rows[:, i]] for i, means in enumerate(self.server_means)], np.zeros(len(rows)))
@@ -92,7 +95,7 @@ class ValueModel:
         y = y - y.mean()
         like = [table[rows[:, i]][:, rows[:, i]] for i, table in enumerate(self.server_tables)]
         v = self._load_likeness(loads, loads)
-        diagonal = np.diag(noise ** 2)
+        diagonal = RESIDUAL ** 2 * (self._names(rows)[:, None] == self._names(rows)[None, :]) + np.diag(noise ** 2)
         strengths, prior = np.array([s for s, _ in STRENGTHS]), np.log([w for _, w in STRENGTHS])
         variance = np.full(len(like), float((np.exp(prior) * strengths ** 2).sum()))
         share = (PAIRS[0], UNDER_LOAD[0])
@@ -131,7 +134,13 @@ class ValueModel:
             first += math.sqrt(variance[i]) * u
             u *= u
             squares += u
-        return OVERALL ** 2 + first + share[0] * (linear ** 2 - squares) / 2, LOAD ** 2 + share[1] * first
+        own = RESIDUAL ** 2 * (self._names(a)[:, None] == self._names(b)[None, :])
+        return OVERALL ** 2 + own + first + share[0] * (linear ** 2 - squares) / 2, LOAD ** 2 + share[1] * first
+
+    def _names(self, rows: Codes) -> NDArray[np.int64]:
+        """(n,) equal for equal rows."""
+        out: NDArray[np.int64] = rows.astype(np.int64) @ self.naming
+        return out
 
     def _load_likeness(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
         out = np.ones((len(a), len(b)))
@@ -165,7 +174,7 @@ class Posterior:
         every = np.arange(len(model.grid.load_rows))
         base, loaded = model.kernel(self.rows, rows, self.variance, self.share)
         root = np.sqrt(self.variance)
-        prior = (OVERALL ** 2 + LOAD ** 2 + (1 + self.share[1]) * self.variance.sum()
+        prior = (OVERALL ** 2 + RESIDUAL ** 2 + LOAD ** 2 + (1 + self.share[1]) * self.variance.sum()
                  + self.share[0] * (root.sum() ** 2 - self.variance.sum()) / 2)
         v = model._load_likeness(self.loads, every)
         half = self.inverse @ base
