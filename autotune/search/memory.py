@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.records import Blame, Config, Crash, Stage
-from autotune.search.crashes import Failure
+from autotune.records import Blame, Config, Crash, Stage, Value
+from autotune.search.causes import Failure
 from autotune.search.grid import Codes, Grid
 from autotune.search.protocol import Measured, Observation
 from autotune.search.value import Data
@@ -124,6 +125,20 @@ class Memory:
     def passed(self) -> Codes:
         """(n, P) server parts that came up."""
         return _stack([s.row for s in self.servers.values() if s.came_up], self.grid.width)
+
+    def crashed(self) -> Codes:
+        """(n, P) server parts that never came up."""
+        return _stack([s.row for s in self.servers.values() if s.launch_crashes and not s.came_up], self.grid.width)
+
+    def came_up(self, when: Mapping[str, tuple[Value, ...]]) -> bool:
+        """Whether a server part with one of the choices of each parameter of `when` came up."""
+        return any(server.came_up and all(self.grid.server(server.row).get(name) in values
+                                          for name, values in when.items()) for server in self.servers.values())
+
+    def ratios(self, key: Key, load: int) -> tuple[NDArray[np.float64], float]:
+        """(limits,) mean log ratio of a measured configuration to each limit, and the sd of their noise."""
+        y, noise = self._points[key, load]
+        return y[1:], noise
 
     def served(self) -> Codes:
         """(n, D) configurations measured without a crash."""

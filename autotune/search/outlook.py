@@ -6,7 +6,9 @@ Gains are natural logs of the objective's ratio to the best so far: for small on
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +19,23 @@ from autotune.search.memory import Key, Memory
 from autotune.search.value import Posterior, expected_improvement, normal_cdf
 
 Floats = NDArray[np.float64]
+Belief = tuple[float, Posterior]
+"""A value model and its weight."""
 
 BLIND_GAIN = 0.1  # expected gain of a launch while nothing was measured
 UPPER = 1.64  # sds above the mean that are still plausible (the 95 % quantile)
 CRASH_WEIGHT = 0.5  # a crash costs at least this share of a whole launch: it may be over sooner, but it teaches less
+UNTRIED = 0.99  # chance to meet no new cause below which a past study is asked
 DEFAULT_LAUNCH_S = 300.0
 DEFAULT_MEASURE_S = 30.0
 USUAL_LOADS = 2  # load parts measured on a launch, for its cost
+
+
+class PastChance(Protocol):
+    """Chances foretold by past studies."""
+
+    def chance(self, rows: Codes) -> Floats:
+        """(n,) that each server part comes up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,24 +71,27 @@ class Outlook:
         return self.gain * self.chance
 
 
-def look(grid: Grid, memory: Memory, posterior: Posterior | None, crashes: CrashModel, rows: Codes,
-         best: float | None, busy: AbstractSet[Key]) -> Outlook:
-    """`best` is the log objective of the best so far, None while nothing feasible was measured."""
+def look(grid: Grid, memory: Memory, beliefs: Sequence[Belief], crashes: CrashModel, rows: Codes,
+         best: float | None, busy: AbstractSet[Key], past: tuple[PastChance, float] | None = None) -> Outlook:
+    """`best` is the log objective of the best so far, None while nothing feasible was measured.
+
+    beliefs: value models and their weights, none before the first measurement; past: the chances that past studies
+    foretell, and how far they are trusted.
+    """
     serving = crashes.chance_serving(rows) * grid.allowed(rows)
-    if posterior is None:
+    if not beliefs:
         gains = upper = np.full(serving.shape, BLIND_GAIN)
     else:
-        level = best if best is not None else posterior[0][1].level - 1.0
+        level = best if best is not None else beliefs[0][1].level - 1.0
         gains, upper = np.zeros((2, *serving.shape))
-        for weight, one in posterior:
-            seen = one.predict(rows)
+        for weight, posterior in beliefs:
+            seen = posterior.predict(rows)
             some = weight * expected_improvement(seen.mean, seen.sd, level)
             high = np.maximum(seen.mean + UPPER * seen.sd - level, 0.0)
             for ratio in seen.ratios:
                 some = some * normal_cdf(-ratio / seen.sd)
                 high = high * (ratio < UPPER * seen.sd)
-            gains += some
-            upper = np.maximum(upper, high)
+            gains, upper = gains + some, np.maximum(upper, high)
     gains, upper = gains * serving, upper * (serving > 0.05)
     for key, server in memory.servers.items():
         if key in busy or memory.dead(server):
@@ -90,6 +105,10 @@ def look(grid: Grid, memory: Memory, posterior: Posterior | None, crashes: Crash
         gains[hit] = upper[hit] = 0.0
     costs = Costs.of(memory)
     chance = crashes.chance(rows)
+    if past is not None:
+        unseen = crashes.unseen(rows)
+        told = np.where(unseen < UNTRIED, past[0].chance(rows), unseen)
+        chance = chance * (told / unseen) ** past[1]
     crash_s = CRASH_WEIGHT * costs.launch_s + (1 - CRASH_WEIGHT) * costs.crash_s
     cost_s = chance * (costs.launch_s + USUAL_LOADS * costs.measure_s) + (1 - chance) * crash_s
     return Outlook(rows, chance, gains, gains.max(axis=1), upper.max(axis=1), cost_s)

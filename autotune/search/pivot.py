@@ -18,13 +18,16 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.records import Value
-from autotune.search.crashes import CrashModel, Failure
+from autotune.records import Blame, Value
+from autotune.search.causes import Failure
+from autotune.search.crashes import CrashModel
 from autotune.search.grid import Grid, Mask
 from autotune.search.outlook import Outlook
 from autotune.search.protocol import Pivot
 
 Floats = NDArray[np.float64]
+When = Mapping[int, tuple[int, ...]]
+"""Codes by column."""
 
 SUSPICION = 0.1  # probability of a part in a crash from which a choice that never came up is a suspect
 CULPRIT = 0.5  # probability from which a combination of choices is a region
@@ -61,8 +64,10 @@ def review(grid: Grid, outlook: Outlook, crashes: CrashModel, least: float) -> t
     least: the expected gain that makes a launch worth it.
     """
     worth = outlook.expected.copy()
-    suspects = [({column: (code,)}, part) for column, code, part in crashes.suspects() if part >= SUSPICION]
-    combinations = [(when, part) for when, part in crashes.combinations() if part >= CULPRIT]
+    suspects: list[tuple[When, float]] = [
+        ({column: (code,)}, part) for column, code, part in crashes.suspects() if part >= SUSPICION]
+    combinations: list[tuple[When, float]] = [
+        (when, part) for when, part in crashes.combinations() if part >= CULPRIT]
     found = [(when, part, _inside(outlook, when), i < len(suspects))
              for i, (when, part) in enumerate([*suspects, *combinations])]
     for _, _, inside, isolate in found:
@@ -100,14 +105,15 @@ def _judge(grid: Grid, outlook: Outlook, crashes: CrashModel, worth: Floats, whe
     alternative = float(rates[other]) if other is not None else 0.0
     top = _top(outlook, inside)
     why = None
-    if top < FAIR and not (nothing_else and top * upper >= LAST_PROBE):
+    evidence = tuple(f for f in crashes.failures if all(int(f.row[c]) in codes for c, codes in when.items()))
+    lacking = any(f.crash.blame is Blame.ENVIRONMENT for f in evidence)  # this host has no such feature
+    if top < FAIR and not (nothing_else and not lacking and top * upper >= LAST_PROBE):
         why = f"at most {top:.0%} chance is left"
     elif chance * upper < least:
         why = f"even a plausible gain of {upper:.1%} at {chance:.0%} is not worth a launch"
     elif chance * upper / cost_s < alternative:
         why = "the best launch elsewhere pays more per second"
     names = {grid.params[c].name: tuple(_choice(grid, c, code) for code in codes) for c, codes in when.items()}
-    evidence = tuple(f for f in crashes.failures if all(int(f.row[c]) in codes for c, codes in when.items()))
     left = int((inside & (outlook.gain / outlook.cost_s > alternative)).sum())
     return Region(names, inside, part, evidence, probe, chance, upper, cost_s, left, other, why)
 

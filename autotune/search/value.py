@@ -18,8 +18,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.records import Value
 from autotune.search.grid import Codes, Grid
+from autotune.search.prior import TRUST, TRUST_PRIOR, Prior
 from autotune.space import Param
 
 Floats = NDArray[np.float64]
@@ -28,15 +28,14 @@ OVERALL = 1.0  # sd of the unknown level, after the mean is taken out
 LOAD = 0.8  # sd of the curve over the load
 STRENGTHS = ((0.02, 0.3), (0.07, 0.38), (0.2, 0.26), (0.4, 0.06))
 """(sd of one parameter's effects, share of parameters that are like this)."""
-PAIRS = (0.03, 0.12, 0.5)  # variance of a pair's effect, as a share of the product of the two parameters' sds
-PRIOR_PAIR = (.6, .3, .1)
+PAIRS = ((0.03, 0.6), (0.12, 0.3), (0.5, 0.1))
+"""(variance of a pair's effect, as a share of the product of the two parameters' sds; how likely that is)."""
 UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own
-RESIDUAL = 0.02
-UNSEEN = 0.2
-DOWN = 0.03
+RESIDUAL = 0.02  # sd of what is peculiar to one server part
+UNSEEN = 0.2  # least sd of the effect of a choice that was never measured
+LEAST_WEIGHT = 0.03
+CANDIDATES = 4  # shares of interactions kept, of at least the least weight
 SWEEPS = 2
-MOST = 400  # observations kept; beyond them the best ones and a spread of the others
-
 
 Strengths = tuple[Floats, tuple[float, float]]
 """Variance of each parameter's effects, (share of pairs, share under a load)."""
@@ -65,40 +64,44 @@ class Prediction:
 
 
 class ValueModel:
-    """The posterior given observations. `fit` is a pure function of its arguments."""
+    """The posterior given observations. `fit` is a pure function of its arguments and of the prior."""
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
-        self.server_tables = [_likeness(p) for p in grid.server_params]
+    def __init__(self, grid: Grid, prior: Prior) -> None:
+        self.grid, self.prior = grid, prior
+        self.server_tables = [_likeness(p) * np.outer(scale, scale)
+                              for p, scale in zip(grid.server_params, prior.scales, strict=True)]
         self.load_tables = [_likeness(p, smooth=0.9) for p in grid.load_params]
-        self.server_means = [_means(p, grid.space.baseline.get(p.name)) for p in grid.server_params]
-
-        self.naming = np.random.default_rng(0).integers(1, 2 ** 40, size=grid.width)
-
-    def prior(self, rows: Codes) -> Floats:
-        """(n,) prior mean of the log objective of server parts, relative to the baseline."""
-        return _sum([means[rows[:, i]] for i, means in enumerate(self.server_means)], np.zeros(len(rows)))
+        self._naming = np.random.default_rng(0).integers(1, 2 ** 40, size=grid.width)
 
     def fit(self, data: Data, strengths: Strengths) -> Posterior:
         """The posterior, given how strong effects are."""
+        prior: Floats = self.prior.mean(data.rows)[np.arange(len(data.rows)), data.loads]
         centre = np.asarray(data.y.mean(axis=0), dtype=np.float64)
-        prior = self.prior(data.rows)
         centre[0] -= prior.mean()
-        base, loaded = self.kernel(data.rows, data.rows, *strengths)
-        k = base + self._load_likeness(data.loads, data.loads) * loaded + np.diag(data.noise ** 2)
-        return Posterior(self, data, centre, prior, strengths, np.linalg.cholesky(k))
+        base, loaded = self.kernel(data.rows, data.rows, strengths)
+        k = base + self.load_likeness(data.loads, data.loads) * loaded + np.diag(data.noise ** 2)
+        factor: Floats = np.asarray(np.linalg.cholesky(k), dtype=np.float64)
+        return Posterior(self, data, centre, prior, strengths, factor)
 
-    def strengths(self, data: Data) -> Strengths:
-        """How strong effects are: weighed, one parameter after the other, by marginal likelihood."""
-        rows, loads = data.rows, data.loads
-        y, noise = data.y[:, 0] - self.prior(rows), data.noise
-        y = y - y.mean()
+    def strengths(self, data: Data) -> list[tuple[float, Strengths]]:
+        """How strong effects are: (weight, strengths), likeliest first, weights adding up to 1.
+
+        Parameters are weighed one after the other by marginal likelihood; interactions keep several candidates,
+        since few measurements say little about them. Sets the trust in past studies on the way.
+        """
+        rows, loads, noise = data.rows, data.loads, data.noise
+        y = self._rest(data, self.prior.trust)
         like = [table[rows[:, i]][:, rows[:, i]] for i, table in enumerate(self.server_tables)]
-        v = self._load_likeness(loads, loads)
-        diagonal = RESIDUAL ** 2 * (self._names(rows)[:, None] == self._names(rows)[None, :]) + np.diag(noise ** 2)
-        strengths, prior = np.array([s for s, _ in STRENGTHS]), np.log([w for _, w in STRENGTHS])
+        v = self.load_likeness(loads, loads)
+        fixed = np.diag(noise ** 2)
+        fixed += OVERALL ** 2 + RESIDUAL ** 2 * self._same(rows, rows)
+        strengths = np.array([s for s, _ in STRENGTHS])
+        prior = np.log([w for _, w in STRENGTHS])
         variance = np.full(len(like), float((np.exp(prior) * strengths ** 2).sum()))
-        share = (PAIRS[0], UNDER_LOAD[0])
+        options = list(itertools.product((a for a, _ in PAIRS), UNDER_LOAD))
+        usual = np.log([w for _, w in PAIRS for _ in UNDER_LOAD])
+        share, weights = options[0], np.ones(len(options))
+        k = fixed[None]
         for _ in range(SWEEPS):
             for i, u in enumerate(like):
                 others = [j for j in range(len(like)) if j != i]
@@ -108,25 +111,29 @@ class ValueModel:
                 g = strengths[:, None, None]
                 singles = first + g ** 2 * u
                 pairs = (linear ** 2 - squares) / 2 + g * u * linear
-                k = OVERALL ** 2 + singles + share[0] * pairs + v * (LOAD ** 2 + share[1] * singles) + diagonal
-                weight = prior + _evidence(k, y)
-                weight = np.exp(weight - weight.max())
-                variance[i] = float((weight * strengths ** 2).sum() / weight.sum())
+                weight = _weights(prior + _evidence(fixed + singles + share[0] * pairs
+                                                    + v * (LOAD ** 2 + share[1] * singles), y))
+                variance[i] = float((weight * strengths ** 2).sum())
             first = _sum([variance[j] * u for j, u in enumerate(like)], v)
             linear = _sum([math.sqrt(variance[j]) * u for j, u in enumerate(like)], v)
             squares = _sum([variance[j] * u ** 2 for j, u in enumerate(like)], v)
             pairs = (linear ** 2 - squares) / 2
-            options = list(itertools.product(PAIRS, UNDER_LOAD))
-            k = np.stack([OVERALL ** 2 + first + a * pairs + v * (LOAD ** 2 + b * first) + diagonal
-                          for a, b in options])
-            ev = _evidence(k, y) + np.log([PRIOR_PAIR[PAIRS.index(a)] for a, _ in options])
-            share = options[int(np.argmax(ev))]
-        w = np.exp(ev - ev.max()); w /= w.sum()
-        self.mix = sorted(zip(w.tolist(), options), reverse=True)
-        return variance, share
+            k = np.asarray([fixed + first + a * pairs + v * (LOAD ** 2 + b * first) for a, b in options])
+            weights = _weights(usual + _evidence(k, y))
+            share = options[int(np.argmax(weights))]
+        if self.prior.past is not None:
+            best = k[[int(np.argmax(weights))]]
+            told = [math.log(w) + float(_evidence(best, self._rest(data, t))[0])
+                    for t, w in zip(TRUST, TRUST_PRIOR, strict=True)]
+            self.prior.trust = TRUST[int(np.argmax(told))]
+        kept = sorted(((w, o) for w, o in zip(weights.tolist(), options, strict=True) if w > LEAST_WEIGHT),
+                      reverse=True)[:CANDIDATES]
+        total = sum(w for w, _ in kept)
+        return [(w / total, (variance, option)) for w, option in kept]
 
-    def kernel(self, a: Codes, b: Codes, variance: Floats, share: tuple[float, float]) -> tuple[Floats, Floats]:
+    def kernel(self, a: Codes, b: Codes, strengths: Strengths) -> tuple[Floats, Floats]:
         """The kernel as (part free of the load, part that multiplies the likeness of loads), each (len(a), len(b))."""
+        variance, share = strengths
         first, linear, squares = np.zeros((3, len(a), len(b)))
         for i, table in enumerate(self.server_tables):
             u = np.take(math.sqrt(variance[i]) * table[a[:, i]], b[:, i], axis=1)
@@ -134,64 +141,94 @@ class ValueModel:
             first += math.sqrt(variance[i]) * u
             u *= u
             squares += u
-        own = RESIDUAL ** 2 * (self._names(a)[:, None] == self._names(b)[None, :])
+        own = RESIDUAL ** 2 * self._same(a, b)
         return OVERALL ** 2 + own + first + share[0] * (linear ** 2 - squares) / 2, LOAD ** 2 + share[1] * first
 
-    def _names(self, rows: Codes) -> NDArray[np.int64]:
-        """(n,) equal for equal rows."""
-        out: NDArray[np.int64] = rows.astype(np.int64) @ self.naming
+    def spread(self, rows: Codes, strengths: Strengths) -> Floats:
+        """(n,) prior variance of the log objective: the kernel of each row with itself."""
+        variance, share = strengths
+        u = np.array([math.sqrt(variance[i]) * table.diagonal()[rows[:, i]]
+                      for i, table in enumerate(self.server_tables)]).reshape(len(variance), len(rows))
+        first = np.sqrt(variance) @ u
+        pairs = (u.sum(axis=0) ** 2 - (u ** 2).sum(axis=0)) / 2
+        out: Floats = OVERALL ** 2 + RESIDUAL ** 2 + LOAD ** 2 + (1 + share[1]) * first + share[0] * pairs
         return out
 
-    def _load_likeness(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
+    def load_likeness(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
+        """(len(a), len(b)) correlation of the curve over the load between load parts."""
         out = np.ones((len(a), len(b)))
         for i, table in enumerate(self.load_tables):
             codes = self.grid.load_rows[:, i]
             out *= table[codes[a]][:, codes[b]]
         return out
 
+    def _rest(self, data: Data, trust: float) -> Floats:
+        """(n,) what the prior leaves to be explained of the log objective."""
+        rest = data.y[:, 0] - self.prior.mixed(data.rows, trust)[np.arange(len(data.rows)), data.loads]
+        out: Floats = rest - rest.mean()
+        return out
+
+    def _same(self, a: Codes, b: Codes) -> NDArray[np.bool_]:
+        """(len(a), len(b)): equal server parts."""
+        names_a, names_b = a.astype(np.int64) @ self._naming, b.astype(np.int64) @ self._naming
+        out: NDArray[np.bool_] = names_a[:, None] == names_b[None, :]
+        return out
+
 
 class Posterior:
     """What is believed after the observations."""
 
-    def __init__(self, model: ValueModel, data: Data, centre: Floats, prior: Floats, strengths: Strengths, factor: Floats) -> None:
-        self.model, self.rows, self.loads, self.centre = model, data.rows, data.loads, centre
-        self.variance, self.share = strengths
+    def __init__(self, model: ValueModel, data: Data, centre: Floats, prior: Floats, strengths: Strengths,
+                 factor: Floats) -> None:
+        self.model, self.rows, self.loads, self.centre, self.strengths = model, data.rows, data.loads, centre, strengths
         self.inverse = np.linalg.inv(factor)
         rest = data.y - centre
         rest[:, 0] -= prior
         self.solved = self.inverse @ rest
-        self.fresh = []
-        for i, param in enumerate(model.grid.server_params):
-            fresh = np.ones(len(param.choices) + 1, dtype=bool)
-            fresh[data.rows[:, i]] = False
-            self.fresh.append(fresh * (0.0 if param.numeric else max(0.0, UNSEEN ** 2 - float(self.variance[i]))))
         self.level = float(centre[0])
         """Mean log objective of what was measured."""
+        self._wider = [self._unseen(i) for i in range(model.grid.width)]
 
     def predict(self, rows: Codes) -> Prediction:
         """For every server part of `rows` (m, P) under every load part."""
         model = self.model
         every = np.arange(len(model.grid.load_rows))
-        base, loaded = model.kernel(self.rows, rows, self.variance, self.share)
-        root = np.sqrt(self.variance)
-        prior = (OVERALL ** 2 + RESIDUAL ** 2 + LOAD ** 2 + (1 + self.share[1]) * self.variance.sum()
-                 + self.share[0] * (root.sum() ** 2 - self.variance.sum()) / 2)
-        v = model._load_likeness(self.loads, every)
+        base, loaded = model.kernel(self.rows, rows, self.strengths)
+        spread = model.spread(rows, self.strengths)
+        v = model.load_likeness(self.loads, every)
         half = self.inverse @ base
         mean = np.empty((self.centre.size, len(rows), every.size))
         variance = np.empty(mean.shape[1:])
         for j in every:
             cross = half + (self.inverse * v[:, j]) @ loaded
-            variance[:, j] = prior - np.einsum("ij,ij->j", cross, cross)
+            variance[:, j] = spread - np.einsum("ij,ij->j", cross, cross)
             mean[:, :, j] = self.solved.T @ cross
         mean += self.centre[:, None, None]
-        mean[0] += model.prior(rows)[:, None]
-        variance += sum(extra[rows[:, i]] for i, extra in enumerate(self.fresh))[:, None]
+        mean[0] += model.prior.mean(rows)
+        for i, wider in enumerate(self._wider):
+            variance += wider[rows[:, i]][:, None]
         return Prediction(mean[0], np.sqrt(np.maximum(variance, 1e-10)), mean[1:])
+
+    def _unseen(self, column: int) -> Floats:
+        """(choices + 1,) variance added for a choice never measured: its siblings' small effects say little of it.
+
+        Not for numbers, whose neighbours tell, nor where the space says what to expect.
+        """
+        param, scale = self.model.grid.server_params[column], self.model.prior.scales[column]
+        out = np.full(len(param.choices) + 1, max(0.0, UNSEEN ** 2 - float(self.strengths[0][column])))
+        out[self.rows[:, column]] = 0.0
+        out[scale != 1] = 0.0
+        return out * (not param.numeric)
 
 
 def _sum(terms: list[Floats], like: Floats) -> Floats:
     return np.sum(terms, axis=0) if terms else np.zeros_like(like)
+
+
+def _weights(logs: Floats) -> Floats:
+    weights = np.exp(logs - logs.max())
+    out: Floats = weights / weights.sum()
+    return out
 
 
 def _evidence(k: Floats, y: Floats) -> Floats:
@@ -199,15 +236,6 @@ def _evidence(k: Floats, y: Floats) -> Floats:
     factor = np.linalg.cholesky(k)
     solved = np.linalg.solve(factor, np.broadcast_to(y[:, None], (*k.shape[:2], 1)))[..., 0]
     out: Floats = -0.5 * (solved ** 2).sum(axis=1) - np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
-    return out
-
-
-def _means(param: Param, usual: Value | None) -> Floats:
-    """(choices + 1,) prior mean of the log factor of each choice against the baseline's."""
-    out = np.full(len(param.choices) + 1, -DOWN)
-    for i, choice in enumerate((*param.choices, None)):
-        if choice == usual and type(choice) is type(usual):
-            out[i] = 0.0
     return out
 
 

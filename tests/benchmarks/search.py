@@ -97,7 +97,7 @@ def summary(table: str, strategy: str, runs: Sequence[Run]) -> Row:
 def show(row: Row) -> str:
     """One line of the printed table."""
     def at(reached: int, launches: float | None, hours: float | None) -> str:
-        figures = f"{launches:5.1f} {hours:6.2f}" if launches is not None and hours is not None else f"{'-':>5} {'-':>6}"
+        figures = f"{'-':>5} {'-':>6}" if launches is None or hours is None else f"{launches:5.1f} {hours:6.2f}"
         return f"{reached:4d}/{row.seeds:<4d} {figures}"
 
     return (f"{row.table:16} {row.strategy:13} {at(row.reached_98, row.launches_98, row.hours_98)}  "
@@ -106,8 +106,8 @@ def show(row: Row) -> str:
 
 
 HEAD = (f"{'':30} {'98 % of the optimum':^23} {'99 %':^22}  {'launches':>8} {'crashed':>7}  share of optimum\n"
-        f"{'table':16} {'strategy':13} {'reached':>8} {'launch':>7} {'hours':>6}  {'reached':>8} {'launch':>7} {'hours':>6}"
-        f"  {'(mean)':>7} {'(mean)':>7}  {f'{EARLY_H:g} h':>5} {'end':>5} {'worst':>5} {'stopped':>7}")
+        f"{'table':16} {'strategy':13} {'reached':>8} {'launch':>7} {'hours':>6}  {'reached':>8} {'launch':>7} "
+        f"{'hours':>6}  {'(mean)':>7} {'(mean)':>7}  {f'{EARLY_H:g} h':>5} {'end':>5} {'worst':>5} {'stopped':>7}")
 
 
 def main() -> int:
