@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.search.causes import COMMON, Culprit, Failure, Floats, Group
 from autotune.search.grid import Codes, Grid, Mask
@@ -90,6 +91,14 @@ class CrashModel:
         out: Floats = np.exp(-ELSE * pairs.any(axis=1) - self.rate * singles.sum(axis=1)
                              - self.pair_rate * pairs.sum(axis=1))
         return out
+
+    def new(self, servers: Codes) -> NDArray[np.intp]:
+        """(n,) choices of each server part that never came up; those that only come with another one do not count."""
+        count = np.zeros(len(servers), dtype=np.intp)
+        for i, (param, seen) in enumerate(zip(self.grid.server_params, self.seen, strict=True)):
+            if seen[:-1].any() or not param.when:
+                count += ~seen[servers[:, i]] & (servers[:, i] < len(param.choices))
+        return count
 
     def _novelty(self, servers: Codes) -> tuple[Mask, Mask]:
         """(n, P) choices and (n, pairs) pairs of choices that never passed."""

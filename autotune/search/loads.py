@@ -18,8 +18,6 @@ Floats = NDArray[np.float64]
 
 LEAST = 1e-4
 """Gains below this are not worth a measurement."""
-MOST_REPEATS = 3
-"""Measurements of one configuration on one launch."""
 
 
 def next_load(gains: Floats, repeats: Floats, measure_s: float, bar: float, fresh: bool, fallback: int) -> int | None:

@@ -19,6 +19,10 @@ Key = tuple[int, ...]
 LEAST_NOISE = 0.002
 MOST_INVALID = 2
 """Invalid measurements of one configuration after which it is not tried again."""
+MOST_REPEATS = 3
+"""Measurements of one configuration."""
+SURE = 0.01
+"""Relative standard error below which a leader is not measured again."""
 NOISE = 0.02
 """Relative standard deviation of a measurement when nothing says how large it is."""
 
@@ -139,6 +143,10 @@ class Memory:
         """(limits,) mean log ratio of a measured configuration to each limit, and the sd of their noise."""
         y, noise = self._points[key, load]
         return y[1:], noise
+
+    def vague(self, key: Key, load: int) -> bool:
+        """Whether the mean of a configuration's measurements is still uncertain, and may become less so."""
+        return self._points[key, load][1] > SURE and len(self.servers[key].values[load]) < MOST_REPEATS
 
     def served(self) -> Codes:
         """(n, D) configurations measured without a crash."""

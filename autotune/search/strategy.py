@@ -21,8 +21,8 @@ from autotune.search import stopping
 from autotune.search.causes import Culprit
 from autotune.search.crashes import CrashModel
 from autotune.search.grid import Codes, Grid
-from autotune.search.loads import MOST_REPEATS, next_load, worth_of_repeat
-from autotune.search.memory import NOISE, Key, Memory
+from autotune.search.loads import next_load, worth_of_repeat
+from autotune.search.memory import MOST_REPEATS, NOISE, Key, Memory
 from autotune.search.outlook import Belief, Costs, Outlook, look
 from autotune.search.owed import BASELINE_CHANCE, owed
 from autotune.search.past import Past
@@ -34,6 +34,7 @@ from autotune.space import Space
 
 __all__ = ["LaunchAware", "Limits"]
 
+NEW = 1  # choices never seen to come up that one launch may combine, so that its crash would tell which
 CENTRES = 4  # best configurations around which candidates of a large space are drawn
 CHECKS = 5  # launches that a sceptic may ask for, since the best last improved, before the search ends
 CHECK_GAIN = 0.005  # the least gain that the sceptic must expect of one
@@ -56,7 +57,7 @@ class LaunchAware:
         self._prior = Prior(self.grid, self.past)
         self._value = ValueModel(self.grid, self._prior)
         self._busy: set[Key] = set()
-        self._fresh: set[Key] = set()
+        self._fresh: dict[Key, int | None] = {}  # launched and not measured yet: the load part it was launched for
         self._bar = 0.0
         self._closed: dict[str, Region] = {}
         self._pivots: list[Pivot] = []
@@ -71,7 +72,7 @@ class LaunchAware:
     def tell(self, observation: Observation) -> None:
         """Raises KeyError when the configuration is not in the space."""
         self.memory.add(observation)
-        self._fresh.discard(self.memory.key(observation.server))
+        self._fresh.pop(self.memory.key(observation.server), None)
 
     def pending(self, server: Config) -> None:
         self._busy.add(self.memory.key(server))
@@ -110,7 +111,7 @@ class LaunchAware:
             self._learn()
             decision = owed(memory, self._crashes, self._busy, self._candidates) or self._search()
         if isinstance(decision, Launch):
-            self._fresh.add(memory.key(decision.server))
+            self._fresh.setdefault(memory.key(decision.server), None)
         return decision
 
     def next_load(self, server: Config) -> Config | None:
@@ -121,7 +122,12 @@ class LaunchAware:
         fresh = key in self._fresh
         if not self.memory.count:
             return self.space.split(self.space.baseline)[1]
+        planned = self._fresh.get(key)
+        if planned is not None:
+            return self.grid.load(planned)
         outlook = self._look(row, self._beliefs, set())
+        if not fresh and self._best is not None and self._best[0] == key and self.memory.vague(key, self._best[1]):
+            return self.grid.load(self._best[1])  # a new leader is measured again: luck makes leaders
         index = next_load(outlook.gains[0], self._repeats(key), Costs.of(self.memory).measure_s, self._bar, fresh,
                           self._usual_load(row))
         return None if index is None else self.grid.load(index)
@@ -147,7 +153,9 @@ class LaunchAware:
         """Where a server is measured that promises nothing: as the best so far, else as the baseline."""
         index = self._best[1] if self._best else self.grid.load_index(self.space.split(self.space.baseline)[1])
         allowed = np.flatnonzero(self.grid.allowed(row)[0])
-        return index if index in allowed else int(allowed[0])
+        server = self.memory.servers.get(tuple(row[0].tolist()))
+        open_ = [int(i) for i in allowed if server is None or i not in server.load_crashes] or allowed.tolist()
+        return index if index in open_ else open_[0]
 
     def _baseline(self) -> Launch | None:
         server = self.space.split(self.space.baseline)[0]
@@ -160,6 +168,8 @@ class LaunchAware:
         self._learn(True)
         outlook = self._look(self._candidates(), self._beliefs, self._busy)
         worth, regions = review(self.grid, outlook, self._crashes, self.limits.gain)
+        new = self._crashes.new(outlook.rows)
+        worth[new > max(NEW, int(new[worth > 0].min(initial=len(self.grid.params))))] = 0.0
         self._decide(outlook, regions)
         standing = stopping.Standing(self._best[:2] if self._best else None, list(self._closed), bool(self._busy))
         stop = stopping.why(self.memory, outlook, worth, standing, self.limits.gain)
@@ -170,7 +180,9 @@ class LaunchAware:
             return stop
         pick = int(np.argmax(worth / outlook.cost_s))
         self._bar = float(worth[pick] / outlook.cost_s[pick])
-        server = self.memory.servers.get(tuple(outlook.rows[pick].tolist()))
+        key = tuple(outlook.rows[pick].tolist())
+        self._fresh[key] = int(np.argmax(outlook.gains[pick]))
+        server = self.memory.servers.get(key)
         reason = (f"a check before the end: if effects are less regular than they look, it may gain "
                   f"{float(outlook.gain[pick]):.1%}" if doubts else self._reason(outlook, regions, pick))
         return Launch(self.grid.server(outlook.rows[pick]), reason, float(outlook.gain[pick]),
