@@ -169,7 +169,8 @@ class LaunchAware:
         outlook = self._look(self._candidates(), self._beliefs, self._busy)
         worth, regions = review(self.grid, outlook, self._crashes, self.limits.gain)
         new = self._crashes.new(outlook.rows)
-        worth[new > max(NEW, int(new[worth > 0].min(initial=len(self.grid.params))))] = 0.0
+        fewest = int(new[worth >= self.limits.gain].min(initial=self.grid.width))
+        worth[new > max(NEW, fewest)] = 0.0
         self._decide(outlook, regions)
         standing = stopping.Standing(self._best[:2] if self._best else None, list(self._closed), bool(self._busy))
         stop = stopping.why(self.memory, outlook, worth, standing, self.limits.gain)
@@ -207,7 +208,7 @@ class LaunchAware:
         for region in regions:
             if region.why is not None:
                 worth[region.inside] = 0.0
-        if worth.max(initial=0.0) < CHECK_GAIN:
+        if worth.max(initial=0.0) < max(CHECK_GAIN, self.limits.gain):
             return None
         self._checked = count + 1, max(best, at)
         return sceptic, worth
