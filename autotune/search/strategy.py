@@ -21,8 +21,8 @@ from autotune.search import stopping
 from autotune.search.causes import Culprit
 from autotune.search.crashes import CrashModel
 from autotune.search.grid import Codes, Grid
-from autotune.search.loads import next_load, worth_of_repeat
-from autotune.search.memory import MOST_REPEATS, NOISE, Key, Memory
+from autotune.search.loads import next_load, repeats
+from autotune.search.memory import Key, Memory
 from autotune.search.outlook import Belief, Costs, Outlook, look
 from autotune.search.owed import BASELINE_CHANCE, owed
 from autotune.search.past import Past
@@ -128,26 +128,13 @@ class LaunchAware:
         outlook = self._look(row, self._beliefs, set())
         if not fresh and self._best is not None and self._best[0] == key and self.memory.vague(key, self._best[1]):
             return self.grid.load(self._best[1])  # a new leader is measured again: luck makes leaders
-        index = next_load(outlook.gains[0], self._repeats(key), Costs.of(self.memory).measure_s, self._bar, fresh,
+        gains, again = outlook.gains[0], np.zeros(len(self.grid.load_rows))
+        if self._beliefs:
+            gains = gains if fresh else np.maximum(gains, self._sceptic(row).gains[0])
+            again = repeats(self.memory, self._beliefs[0][1], key)
+        index = next_load(gains, again, Costs.of(self.memory).measure_s, self._bar, fresh,
                           self._usual_load(row))
         return None if index is None else self.grid.load(index)
-
-    def _repeats(self, key: Key) -> Floats:
-        """(L,) what measuring each load part of a live server again is worth for the choice of the winner."""
-        out = np.zeros(len(self.grid.load_rows))
-        feasible = self.memory.feasible()
-        if not self._beliefs or len(feasible) < 2 or not any(k == key for k, _ in feasible):
-            return out
-        rows = np.array([k for k, _ in feasible], dtype=np.int16)
-        loads = np.array([load for _, load in feasible], dtype=np.intp)
-        seen = self._beliefs[0][1].predict(rows)
-        mean, sd = seen.mean[np.arange(len(rows)), loads], seen.sd[np.arange(len(rows)), loads]
-        for i, (k, load) in enumerate(feasible):
-            again = self.memory.servers[k].values[load]
-            if k == key and len(again) < MOST_REPEATS:
-                noise = again[-1].relative_noise or NOISE
-                out[load] = worth_of_repeat(mean[i], sd[i], noise, np.delete(mean, i).max())
-        return out
 
     def _usual_load(self, row: Codes) -> int:
         """Where a server is measured that promises nothing: as the best so far, else as the baseline."""
@@ -201,9 +188,7 @@ class LaunchAware:
             count = 0
         if count >= CHECKS or not self._strengths:
             return None
-        variance, _ = self._strengths[0][1]
-        wild = self._value.fit(self.memory.measurements(), (np.maximum(variance, DOUBT[0] ** 2), DOUBT[1:]))
-        sceptic = self._look(outlook.rows, [(1.0, wild)], self._busy)
+        sceptic = self._sceptic(outlook.rows)
         worth = np.where(sceptic.chance < CHECK_CHANCE, 0.0, sceptic.expected)
         for region in regions:
             if region.why is not None:
@@ -212,6 +197,12 @@ class LaunchAware:
             return None
         self._checked = count + 1, max(best, at)
         return sceptic, worth
+
+    def _sceptic(self, rows: Codes) -> Outlook:
+        """The outlook of one who takes all effects and interactions to be large. Needs a measurement."""
+        variance, _ = self._strengths[0][1]
+        wild = self._value.fit(self.memory.measurements(), (np.maximum(variance, DOUBT[0] ** 2), DOUBT[1:]))
+        return self._look(rows, [(1.0, wild)], self._busy)
 
     def _reason(self, outlook: Outlook, regions: Sequence[Region], pick: int) -> str:
         gain, chance = float(outlook.gain[pick]), float(outlook.chance[pick])
