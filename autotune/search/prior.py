@@ -28,7 +28,6 @@ SIGMAS = 3.29  # a range is taken to be 90 % of a normal distribution
 USUAL_SD = 0.15  # sd of an effect without a belief (the root mean square of value.STRENGTHS)
 NARROW = 0.2  # the least sd of a believed effect, as a share of the usual one
 TRUST = (0.0, 0.25, 0.5, 0.75, 1.0)
-TRUST_PRIOR = (0.1, 0.2, 0.4, 0.2, 0.1)
 
 
 class PastValues(Protocol):

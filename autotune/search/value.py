@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.search.grid import Codes, Grid
-from autotune.search.prior import TRUST, TRUST_PRIOR, Prior
+from autotune.search.prior import TRUST, Prior
 from autotune.space import Param
 
 Floats = NDArray[np.float64]
@@ -123,8 +123,7 @@ class ValueModel:
             share = options[int(np.argmax(weights))]
         if self.prior.past is not None:
             best = k[[int(np.argmax(weights))]]
-            told = [math.log(w) + float(_evidence(best, self._rest(data, t))[0])
-                    for t, w in zip(TRUST, TRUST_PRIOR, strict=True)]
+            told = [float(_evidence(best, self._rest(data, trust))[0]) for trust in TRUST]
             self.prior.trust = TRUST[int(np.argmax(told))]
         kept = sorted(((w, o) for w, o in zip(weights.tolist(), options, strict=True) if w > LEAST_WEIGHT),
                       reverse=True)[:CANDIDATES]

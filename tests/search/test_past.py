@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 
 import pytest
@@ -64,12 +65,19 @@ def test_a_past_study_that_predicts_well_leads_straight_to_the_optimum() -> None
     assert report is not None and "off by" in report
 
 
-def test_a_past_study_that_misleads_loses_its_weight() -> None:
+def test_a_past_study_that_misleads_counts_less_and_does_not_hide_the_optimum() -> None:
     of = table([{"when": {"mode": "c"}}], BETTER)
-    strategy = LaunchAware(of.space, Limits(), 0, watched(WORSE))
-    found = simulate(of, strategy, 0, 8.0)
-    assert found.final_share >= 0.98
-    assert strategy._prior.trust <= 0.25
+    trust, told = [], []
+    for past in (watched(BETTER), watched(WORSE)):
+        strategy = LaunchAware(of.space, Limits(), 0, past)
+        assert simulate(of, strategy, 0, 8.0).final_share >= 0.98
+        report = strategy.past_report()
+        assert strategy.past is not None and report is not None
+        error = strategy.past.error(strategy.memory.measurements())
+        assert error is not None and f"off by {math.expm1(error):.0%}" in report
+        trust.append(strategy._prior.trust)
+        told.append(error)
+    assert trust[1] < trust[0] and told[1] > 3 * told[0]
 
 
 def test_past_choices_that_this_space_lacks_are_left_out() -> None:
