@@ -274,18 +274,22 @@ class LaunchAware:
         self._best = self._find_best()
 
     def _find_best(self) -> tuple[Key, int, float] | None:
-        """The feasible configuration with the best mean, times the probability that it keeps the limits."""
+        """The feasible configuration with the best mean less its sd, times the probability that it keeps the limits.
+
+        A mean alone would prefer lucky measurements to repeated ones.
+        """
         feasible = self.memory.feasible()
         if not feasible or not self._beliefs:
             return None
         keys = list(dict.fromkeys(key for key, _ in feasible))
-        mean = self._beliefs[0][1].predict(np.array(keys, dtype=np.int16)).mean
+        seen = self._beliefs[0][1].predict(np.array(keys, dtype=np.int16))
         found: tuple[float, float, Key, int] | None = None
         for key, load in feasible:
             ratios, noise = self.memory.ratios(key, load)
             kept = float(np.prod(normal_cdf(-ratios / noise)))
-            value = float(mean[keys.index(key), load])
-            score = value + math.log(max(kept, 1e-9))
+            at = keys.index(key), load
+            value = float(seen.mean[at])
+            score = value - float(seen.sd[at]) + math.log(max(kept, 1e-9))
             if found is None or score > found[0]:
                 found = score, value, key, load
         return None if found is None else (found[2], found[3], found[1])
