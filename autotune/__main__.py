@@ -118,10 +118,12 @@ def run(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point: one line and an exit code for whatever goes wrong. SIGTERM ends a run like Ctrl-C does."""
+    """Entry point: one line and an exit code for whatever goes wrong. SIGTERM, SIGHUP: like Ctrl-C."""
     import signal
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup it is to be ignored
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         return run(sys.argv[1:] if argv is None else argv)
     except AutotuneError as error:
@@ -134,6 +136,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         import os
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if "-v" in (sys.argv if argv is None else argv):
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        print(f"autotune: a fault of autotune itself ({said}); the same command with -v shows where", file=sys.stderr)
         return 1
 
 

@@ -8,6 +8,7 @@ Every fault of the input is a UsageError of one line. Defaults live in conf/, ty
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,7 @@ class StudySettings:
     min_gain: float
     confirm: ConfirmationSettings
     warm_start: list[str]
+    isolate: int  # launches
 
     def __post_init__(self) -> None:
         _one_of("study.strategy", self.strategy, STRATEGIES)
@@ -67,6 +69,8 @@ class StudySettings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"study.{name} must be positive (or null for no limit), not {value}")
+        if self.isolate < 0:
+            raise UsageError(f"study.isolate is a number of launches, not {self.isolate}")
         if not 0 <= self.min_gain < 1:
             raise UsageError("study.min_gain is a share between 0 and 1")
         if self.name is not None and (not self.name.strip() or set(self.name) & set("/\\\0") or
@@ -127,6 +131,7 @@ class Settings:
 SECTIONS: dict[str, type[Any]] = {
     "power": PowerSettings, "agreement": AgreementSettings, "workload": WorkloadSettings, "server": ServerSettings,
     "study": StudySettings, "matrix": MatrixSettings, "report": ReportSettings}
+DEVICES = ("auto", "cpu", "cuda")
 SCALARS = {"objective": str, "device": str, "outputs": str, "config": str, "format": str}
 
 
@@ -149,6 +154,10 @@ def space_files(extra: Sequence[str] = ()) -> dict[str, pathlib.Path]:
     return {file.stem: file for folder in folders if folder.is_dir() for file in sorted(folder.glob("*.yaml"))}
 
 
+class _Composition(Exception):
+    """Hydra could not compose, and said so with a plain ValueError."""
+
+
 def load(overrides: Sequence[str], extra_spaces: Sequence[str] = ()) -> Settings:
     """Compose and check everything. Raises UsageError (one line) for any fault of the input."""
     from hydra.errors import HydraException
@@ -158,7 +167,9 @@ def load(overrides: Sequence[str], extra_spaces: Sequence[str] = ()) -> Settings
     files = space_files(extra_spaces)
     try:
         return _load(list(overrides), files)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except RecursionError as error:
+        raise UsageError("the space refers to itself (a YAML anchor or a defaults list)") from error
+    except (HydraException, OmegaConfBaseException, YAMLError, _Composition) as error:
         raise UsageError(_one_line(error)) from error
 
 
@@ -191,7 +202,10 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
     with initialize_config_dir(version_base="1.3", config_dir=str(data_folder("conf"))):
         if "engine" not in given:
             wanted.insert(0, f"engine={given.get('space.engine') or _engine_of(node, file, files)}")
-        composed = compose("config", overrides=wanted)
+        try:
+            composed = compose("config", overrides=wanted)
+        except ValueError as error:  # Hydra's own word for a group set to null, or defaults that are no list
+            raise _Composition(_one_line(error)) from error
     plain = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(plain, dict)
     return _settings({str(k): v for k, v in plain.items()}, set(given), tuple(overrides), files)
@@ -223,6 +237,9 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
     unknown = sorted(set(cfg) - known)
     if unknown:
         raise UsageError(f"unknown key {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+    missing = sorted({*SECTIONS, *SCALARS, "limits"} - set(cfg))
+    if missing:
+        raise UsageError(f"{missing[0]} is needed: it cannot be removed")
     for name in OVERLAYS:
         overlay = cfg["space"].get(name)
         if overlay is not None:
@@ -232,9 +249,14 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
         raise UsageError(f"space {space.name}: engine {space.engine!r} is not a file of conf/engine/")
     engine = EngineSpec.parse(cfg["engine"], f"engine {cfg['engine'].get('name')}")
     sections = {name: section(kind, cfg[name], name) for name, kind in SECTIONS.items()}
+    if isinstance(cfg["config"], int) and not isinstance(cfg["config"], bool):
+        cfg["config"] = str(cfg["config"])
     for name, kind in SCALARS.items():
         if not isinstance(cfg[name], kind):
             raise UsageError(f"{name} must be a text, not {cfg[name]!r}")
+    _one_of("device", cfg["device"], DEVICES)
+    if not isinstance(cfg["limits"] or {}, dict):
+        raise UsageError(f"limits must be a mapping, not {cfg['limits']!r}")
     limits = {str(k): v for k, v in (cfg["limits"] or {}).items()}
     Limits(limits)
     if cfg["trial"] is not None and (not isinstance(cfg["trial"], int) or cfg["trial"] < 0):
@@ -267,10 +289,20 @@ def section(kind: type[Any], raw: Any, name: str) -> Any:
         for key in schema:  # frozen dataclasses inside frozen ones come out read-only, also for merging
             if OmegaConf.is_config(node := schema._get_node(key)):
                 OmegaConf.set_readonly(node, False)
+        _finite(raw, name)
         made = OmegaConf.to_object(OmegaConf.merge(schema, raw))
     except OmegaConfBaseException as error:
         raise UsageError(f"{name}: {_one_line(error)}") from error
     return made
+
+
+def _finite(raw: Any, name: str) -> None:
+    """Refuse nan and infinity, which slip through comparisons. Raises UsageError."""
+    if isinstance(raw, dict):
+        for key, value in raw.items():
+            _finite(value, f"{name}.{key}")
+    elif isinstance(raw, float) and not math.isfinite(raw):
+        raise UsageError(f"{name} must be a finite number, not {raw}")
 
 
 def _overlay(base: dict[str, Any], overlay: Any, name: str, keys: set[str]) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 
 from autotune.config import Settings
 from autotune.engine.argv import Command, build, choose
 from autotune.engine.probe import Gpus, engine_version, interpreter_problem, visible_gpus
 from autotune.engine.spec import text
+from autotune.measure.power.meter import MeterUnavailable, Powered, open_meter
 from autotune.records import UsageError, Value
 
 
@@ -71,6 +73,23 @@ def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[s
     for key, path in settings.space.model.items():
         if ("/" in path or path.startswith(".")) and not pathlib.Path(path).exists() and looks_local(path):
             found.append(f"model.{key}: {path} does not exist (set space.model.{key}=/path)")
+    if settings.device == "cuda" and not gpus.gpus:
+        found.append(f"device=cuda, but no GPU is visible{f': {gpus.why_none}' if gpus.why_none else ''}")
+    return found + input_problems(settings, gpus)
+
+
+def input_problems(settings: Settings, gpus: Gpus) -> list[str]:
+    """What a study would stop at later: a file of prompts that is not there, a meter that does not work here."""
+    found = []
+    path = settings.workload.prompt_source().path
+    if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
+        found.append(f"workload.prompts: {path} is not a file that can be read")
+    if settings.power.source not in ("auto", "none"):
+        uuids = () if settings.device == "cpu" else tuple(g.uuid for g in gpus.gpus[:1])
+        try:
+            open_meter(settings.power, Powered(os.getpid(), uuids))
+        except MeterUnavailable as error:
+            found.append(f"power={settings.power.source}: {error}")
     return found
 
 
@@ -92,6 +111,8 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
         action = choose(settings.engine, name, value, version)
     except UsageError as error:
         return [str(error)]
+    if action.gpus == "value" and not str(value).isdigit():
+        return [f"{value!r} is not a number of GPUs"]
     wanted = int(value) if action.gpus == "value" else int(action.gpus)
     problems = gpu_problem(wanted, gpus, settings) if wanted > 1 else []
     alone = [rule for rule in settings.space.rules if set(rule.when) == {name} and rule.matches({name: value})]

@@ -23,6 +23,7 @@ KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "basel
 OVERLAYS = ("workload", "limits", "study", "power", "server", "agreement")
 """Sections of a space that overlay the settings of the same name in conf/."""
 ENUMERABLE = 200_000
+MOST_CHOICES = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Space:
         params = tuple(_param(name, spec, where) for name, spec in _mapping(raw.get("params"), where, "params").items())
         if not params:
             raise UsageError(f"{where}: params is empty: name at least one parameter with choices")
-        rules = tuple(_rule(item, where) for item in raw.get("forbid") or [])
+        rules = parse_rules(raw.get("forbid"), where)
         space = cls(
             name=_text(raw.get("name"), where, "name"), engine=_text(raw.get("engine"), where, "engine"),
             params=params, rules=rules, baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
@@ -253,6 +254,8 @@ def _param(name: Any, spec: Any, where: str) -> Param:
         if not isinstance(raw, list) or not raw:
             raise UsageError(f"{at}: choices is empty: list at least one value")
         choices = tuple(raw)
+    if len(choices) > MOST_CHOICES:
+        raise UsageError(f"{at}: {len(choices)} choices, at most {MOST_CHOICES}: take a coarser grid")
     for choice in choices:
         finite = not isinstance(choice, float) or math.isfinite(choice)
         if not isinstance(choice, str | int | float | bool) or not finite:
@@ -270,8 +273,10 @@ def _range(bounds: Any, step: Any, at: str) -> tuple[tuple[Value, ...], float]:
     if len(numbers) != 3 or not all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers):
         raise UsageError(f"{at}: range takes [low, high] with a step, all numbers")
     low, high = bounds
-    if step <= 0 or low > high:
-        raise UsageError(f"{at}: range needs low <= high and step > 0")
+    if not all(map(math.isfinite, numbers)) or step <= 0 or low > high:
+        raise UsageError(f"{at}: range needs low <= high and step > 0, all finite")
+    if (high - low) / step >= MOST_CHOICES:
+        raise UsageError(f"{at}: more than {MOST_CHOICES} choices: take a larger step")
     count = math.floor((high - low) / step + 1e-9) + 1
     whole = all(isinstance(x, int) for x in numbers)
     return tuple(low + i * step if whole else round(low + i * step, 10) for i in range(count)), float(step)
@@ -287,6 +292,8 @@ def _rule(item: Any, where: str) -> Rule:
 
 def parse_rules(items: Any, where: str) -> tuple[Rule, ...]:
     """Static rules of an engine file, in the form of a space's `forbid`."""
+    if not isinstance(items or [], list):
+        raise UsageError(f"{where}: forbid must be a list of rules, not {items!r}")
     return tuple(_rule(item, where) for item in items or [])
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from autotune.history import TrialRecord, Verdict, crash_of
 from autotune.records import Config, Crash, Measurement, config_key
-from autotune.search.protocol import Launch, Measured, Observation, Pivot, Stop, Strategy
+from autotune.search.protocol import Launch, Measured, Observation, Pivot, Stop, StopKind, Strategy
 from autotune.study import Study
 from autotune.trial import Bench, LiveServer
 
@@ -59,14 +59,17 @@ class Tuner:
     judge: Callable[[Measurement], Verdict]
     watcher: Watcher
     notes: Noter
+    trials: int | None = None  # most trials of the search, crashes included
     heard: set[int] = dataclasses.field(default_factory=set)
     elsewhere: set[str] = dataclasses.field(default_factory=set)
+    searched: int = 0  # trials told to the strategy
 
     def run(self) -> Stop:
         """Launch and measure until the strategy stops. KeyboardInterrupt leaves a resumable study."""
         while True:
             self._hear()
-            step = self.strategy.propose()
+            step: Launch | Stop = self.strategy.propose() if not self._enough() else \
+                Stop(StopKind.TRIALS, f"all {self.trials} trials are used")
             self._write_pivots()
             if isinstance(step, Stop):
                 self.study.set_attr("stop", {"kind": str(step.kind), "reason": step.reason})
@@ -81,16 +84,19 @@ class Tuner:
         with self._live(step.server, load, step, {"reason": step.reason}) as (server, trial, number):
             while True:
                 self._measure(trial, server, load, step.server)
-                load = self.strategy.next_load(step.server) if server.alive else None
+                load = self.strategy.next_load(step.server) if server.alive and not self._enough() else None
                 if load is None:
                     return
                 trial.inner = self.study.ask({**step.server, **load}, number, reason=step.reason)
 
-    def block(self, config: Config, **attrs: Any) -> TrialRecord:
-        """One confirmation block: a launch of its own, measured under its load part. Strategies are not told."""
+    def _enough(self) -> bool:
+        return self.trials is not None and self.searched >= self.trials
+
+    def block(self, config: Config, reason: str, **attrs: Any) -> TrialRecord:
+        """A launch that no strategy asked for (confirmation, isolation), measured under its load part."""
         server_part, load = self.study.space.split(config)
-        step = Launch(server_part, "confirmation", 0.0, 1.0, "confirm")
-        with self._live(server_part, load, step, {"reason": "confirmation", **attrs}) as (server, trial, _):
+        step = Launch(server_part, reason, 0.0, 1.0, "confirm")
+        with self._live(server_part, load, step, {"reason": reason, **attrs}) as (server, trial, _):
             return self._measure(trial, server, load, server_part, search=False)
 
     @contextlib.contextmanager
@@ -156,6 +162,7 @@ class Tuner:
             if record.state in ("COMPLETE", "PRUNED") and record.number not in self.heard:
                 self.heard.add(record.number)
                 if not record.attrs.get("confirm"):
+                    self.searched += 1
                     self.strategy.tell(observation_of(self.study, record))
             elif record.state == "RUNNING" and record.attrs.get("owner") != self.study.owner and record.config:
                 running.add(config_key(server))

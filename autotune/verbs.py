@@ -59,10 +59,12 @@ def check(settings: Settings) -> int:
 
 def tune(settings: Settings) -> int:
     """Run or resume the study, then report and export."""
+    from autotune import bugs
     from autotune.confirm import confirm
     from autotune.judge import judge_for
     from autotune.review.export import export
     from autotune.review.report import report as tell
+    from autotune.search.protocol import StopKind
     from autotune.search.strategy import LaunchAware
     from autotune.trial import Bench, working_power
     from autotune.tune import Tuner
@@ -84,17 +86,23 @@ def tune(settings: Settings) -> int:
             watcher.note(f"trial {trial} was left running by a tuner that died: told FAIL, will be asked again")
         strategy = make_strategy(settings)
         tuner = Tuner(study, strategy, bench, settings.folder,
-                      judge_for(settings.objective, settings.limits), watcher, Notes(settings))
+                      judge_for(settings.objective, settings.limits), watcher, Notes(settings),
+                      settings.study.trials)
         stop = tuner.run()
         watcher.note(f"stopped: {stop.reason}")
         if isinstance(strategy, LaunchAware) and (lesson := strategy.past_report()) is not None:
             study.set_attr("warm_start", lesson)
             watcher.note(lesson)
+        bugs.isolate(tuner, settings.study.isolate)
         if settings.study.confirm.finalists:
             decision = confirm(tuner, settings.study.confirm)
             if decision is not None:
                 watcher.note(f"confirmation: {decision.state.replace('_', ' ')}: {decision.reason}")
     tell(settings, study)
+    for path in bugs.write(settings.folder, settings.space, study.records(), versions(study.attrs()["provenance"])):
+        print(f"bug report: {path}")
+    if stop.kind is StopKind.HOST:
+        raise HostCannotRun(stop.reason)
     try:
         print(f"launch script: {export(settings, study)}")
     except NothingFeasible as nothing:
@@ -171,9 +179,10 @@ def matrix(settings: Settings) -> int:
     label, server = table.chosen(settings.config, settings.space, records)
     bench = Bench(settings, report.version, report.gpus, power)
     with Progress(settings.space.baseline, "", None) as watcher:
-        rows = table.measure_all(bench, server, label, settings.folder, table.cells(settings), watcher.stage)
+        rows = table.measure_all(bench, server, label, settings.folder, table.cells(settings), watcher.stage,
+                                 lambda row: table.save(settings.folder, row))
     table.show(rows)
-    print(f"rows: {table.save(settings.folder, label, rows)}")
+    print(f"rows: {table.file(settings.folder)}")
     return 0
 
 
@@ -223,6 +232,14 @@ def provenance(settings: Settings, report: preflight.Preflight) -> dict[str, Any
             "gpu": [g.hashed for g in report.gpus.gpus], "kernel": platform.release(),
             "command": shlex.join(Redactor().argv(command)),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
+def versions(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """What a bug report lists of where the study ran."""
+    shown = {"autotune": provenance["autotune"], "python": provenance["python"], **provenance["packages"],
+             "engine": provenance["engine_version"], "driver": provenance["driver"], "kernel": provenance["kernel"],
+             "GPUs": len(provenance["gpu"]) or None, "CPU": provenance["cpu"]}
+    return {name: str(value) for name, value in shown.items() if value}
 
 
 @contextlib.contextmanager

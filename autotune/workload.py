@@ -48,6 +48,9 @@ class WorkloadSettings:
         for name in ("output_tokens", "window_s", "request_timeout_s", "token_timeout_s", "first_token_timeout_s"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"workload.{name} must be positive, not {getattr(self, name)}")
+        for name, least in (("retries", 0), ("min_requests", 1), ("min_errors", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"workload.{name} must be at least {least}, not {getattr(self, name)}")
         if self.temperature < 0 or not 0 <= self.max_error_rate <= 1:
             raise UsageError("workload.temperature must not be negative, max_error_rate is a share between 0 and 1")
         self.load({"concurrency": 1})

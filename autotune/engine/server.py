@@ -27,7 +27,7 @@ from typing import Any
 from autotune.engine.argv import Command
 from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageReader
-from autotune.records import AutotuneError, Stage
+from autotune.records import AutotuneError, Stage, UsageError
 from autotune.redact import Redactor
 
 POLL_S = 0.1
@@ -43,6 +43,16 @@ class ServerSettings:
     request_timeout_s: float  # for the first completion
     log_limit_mib: float
     gpu_free_s: float  # how long to wait for GPU memory to be given back
+
+    def __post_init__(self) -> None:
+        for name in ("stage_limit_s", "ready_poll_s", "request_timeout_s", "log_limit_mib"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"server.{name} must be positive, not {getattr(self, name)}")
+        for stage, limit_s in self.stage_limits_s.items():
+            if not limit_s > 0:
+                raise UsageError(f"server.stage_limits_s.{stage} must be positive, not {limit_s}")
+        if self.gpu_free_s < 0:
+            raise UsageError(f"server.gpu_free_s must not be negative, it is {self.gpu_free_s}")
 
 
 @dataclasses.dataclass(frozen=True)

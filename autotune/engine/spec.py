@@ -154,6 +154,8 @@ class EngineSpec:
         command = raw.get("command")
         if not isinstance(command, list) or not command:
             raise UsageError(f"{where}: command must be a list such as ['{{python}}', -m, package]")
+        if not isinstance(raw.get("python") or "", str):
+            raise UsageError(f"{where}: python must be the path of an interpreter, not {raw.get('python')!r}")
         version = raw.get("version") or {}
         _known(version, {"package", "use"}, f"{where}: version")
         params = {str(name): _param(spec, f"{where}: params.{name}")

@@ -22,8 +22,8 @@ class StopKind(enum.StrEnum):
     """Which rule ended the search."""
 
     LAUNCHES = "launches"  # the budget of launches is used
-    HOURS = "hours"  # the budget of hours is used
     TRIALS = "trials"  # the budget of trials is used
+    HOURS = "hours"  # the budget of hours is used
     GAIN = "gain"  # no launch left is expected to add enough
     EXHAUSTED = "exhausted"  # every configuration was measured or is closed
     CRASHES = "crashes"  # nothing served, and nothing left has a fair chance to

@@ -75,3 +75,11 @@ def test_classify_reads_files_and_standard_input_without_a_space(tmp_path: pathl
 
 def test_the_version_is_told() -> None:
     assert autotune("--version").stdout.startswith("autotune ")
+
+
+@pytest.mark.parametrize(("overrides", "says"), [
+    (["workload.prompts=/nope.jsonl"], "/nope.jsonl is not a file"), (["power=nvml", "device=cpu"], "power=nvml"),
+    (["device=cuda"], "no GPU is visible")])
+def test_check_says_what_a_study_would_stop_at(overrides: list[str], says: str) -> None:
+    done = autotune("check", "+space=local", *overrides)
+    assert done.returncode == 4 and says in done.stdout and "Traceback" not in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 
 import pytest
 
@@ -86,3 +87,40 @@ def test_a_broken_space_file_is_one_clear_line(tmp_path: pathlib.Path, text: str
 def test_a_missing_folder_of_spaces_is_said() -> None:
     with pytest.raises(UsageError, match="does not exist"):
         load(["+space=local"], ["/nonexistent"])
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    ("workload=null", "string or a list"), ("engine=null", "string or a list"), ("~power", "power is needed"),
+    ("~outputs", "outputs is needed"), ("~limits", "limits is needed"), ("limits=3", "limits must be a mapping"),
+    ("study.hours=nan", "study.hours must be a finite number"), ("server.gpu_free_s=inf", "must be a finite number"),
+])
+def test_a_removed_section_or_a_number_that_is_none_is_one_line(override: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        load(["+space=local", override])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [
+    "name: s\nengine: ddtree\nparams: &a\n  tp: *a\n",
+    "name: s\nengine: ddtree\nparams: {tp: {choices: &a [1, *a]}}\nbaseline: {tp: 1}\n",
+    "defaults: {a: 1}\nname: s\nengine: ddtree\nparams: {tp: {choices: [1]}}\nbaseline: {tp: 1}\n",
+])
+def test_a_space_that_refers_to_itself_is_one_line(text: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load(["+space=s"], [str(tmp_path)])
+    assert "\n" not in str(caught.value)
+
+
+def test_matrix_takes_the_number_of_a_trial() -> None:
+    assert load(["+space=local", "config=11"]).config == "11"
+
+
+@pytest.mark.parametrize(("override", "says"), [
+    ("device=tpu", "device must be one of auto, cpu, cuda"), ("engine.python=3", "path of an interpreter"),
+    ("server.stage_limit_s=0", "server.stage_limit_s must be positive"), ("workload.retries=-1", "at least 0"),
+    ("server.ready_poll_s=0", "must be positive"), ("workload.min_requests=0", "at least 1"),
+    ("server.log_limit_mib=-1", "must be positive")])
+def test_a_value_that_makes_no_sense_is_refused_by_name(override: str, says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        load(["+space=local", override])

@@ -107,3 +107,18 @@ def test_a_sample_is_always_in_the_space(choices: dict[str, list[Any]], seed: in
     config = space.sample(random.Random(seed))
     assert space.check(config) == config
     assert config in list(space.servers())
+
+
+@pytest.mark.parametrize("spec", [
+    {"range": [1, 10**9], "step": 1}, {"range": [0.0, 1e300], "step": 1e-300},
+    {"range": [0.0, float("nan")], "step": 1},
+    {"choices": list(range(20_000))},
+])
+def test_a_parameter_of_absurdly_many_choices_is_refused_at_once(spec: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="choices|finite"):
+        parse(params={"a": spec}, forbid=[], baseline={"a": 1})
+
+
+def test_rules_that_are_no_list_are_refused() -> None:
+    with pytest.raises(UsageError, match="forbid must be a list"):
+        parse(forbid=3)

@@ -197,3 +197,13 @@ def test_a_killed_tuner_leaves_nothing_and_the_next_one_counts_nothing_twice(tmp
     assert sorted(complete) == [(100, 1), (100, 4), (200, 1), (200, 4)]
     assert {r.state for r in records} <= {"COMPLETE", "FAIL"}
     assert sum(r.state == "FAIL" for r in records) <= 1
+
+
+def test_a_budget_of_trials_ends_the_search_also_between_two_load_parts(tmp_path: pathlib.Path) -> None:
+    made = tuner(make_settings(tmp_path), [{}, {"speed": 200}])
+    made.trials = 1
+    assert made.run().kind is StopKind.TRIALS
+    assert [r.config["concurrency"] for r in made.study.records()] == [1]
+    made.trials = 3
+    assert "all 3 trials" in made.run().reason
+    assert len(made.study.records()) == 3

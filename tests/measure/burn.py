@@ -30,18 +30,17 @@ def main() -> None:
         sys.stdin.readline()
         return
     if role == "parent":  # dies and leaves its child to init
-        subprocess.Popen([*child, "last"])
         burn(spent, 0.2)
+        subprocess.Popen([*child, "last"])
         return
     sys.stdin.readline()
     if role == "waited":
         subprocess.run([*child, "short"], check=True)
-        last = subprocess.Popen([*child, "last"])
         burn(spent, 0.3)
-        last.wait()
+        subprocess.run([*child, "last"], check=True)
     else:
-        subprocess.run([*child, "parent"], check=True)
         burn(spent, 0.3)
+        subprocess.run([*child, "parent"], check=True)
         time.sleep(60)
 
 
