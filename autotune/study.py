@@ -14,7 +14,7 @@ import os
 import pathlib
 import socket
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from autotune.engine.leftovers import boot_id, start_time
 from autotune.history import TrialRecord, Verdict, crash_attrs, measurement_attrs, severity
@@ -84,7 +84,7 @@ class Study:
             trial.set_user_attr(name, value)
         for param in self.space.params:
             if param.name in config:
-                _suggest(trial, param)
+                suggest(trial, param)
         return trial
 
     def tell(self, trial: optuna.Trial, outcome: Measurement | Crash, verdict: Verdict | None, *, cost_s: float,
@@ -132,11 +132,11 @@ class Study:
 
     def records(self) -> list[TrialRecord]:
         """Every trial, oldest first."""
-        return [_record(t) for t in self.inner.get_trials(deepcopy=False)]
+        return [record_of(t) for t in self.inner.get_trials(deepcopy=False)]
 
     def record(self, number: int) -> TrialRecord:
         """One trial by its number."""
-        return _record(self.inner.get_trials(deepcopy=False)[number])
+        return record_of(self.inner.get_trials(deepcopy=False)[number])
 
     def attrs(self) -> dict[str, Any]:
         """The study's own attributes."""
@@ -194,16 +194,18 @@ def _planned_sampler(plan: Mapping[str, Value]) -> optuna.samplers.BaseSampler:
     return Planned()
 
 
-def _suggest(trial: optuna.Trial, param: Param) -> None:
+def suggest(trial: optuna.Trial, param: Param) -> Value:
+    """Have a trial's sampler choose one of a parameter's choices."""
     if param.step is None or len(param.choices) < 2:
-        trial.suggest_categorical(param.name, list(param.choices))
-    elif all(isinstance(c, int) for c in param.choices):
-        trial.suggest_int(param.name, int(param.choices[0]), int(param.choices[-1]), step=int(param.step))
-    else:
-        trial.suggest_float(param.name, float(param.choices[0]), float(param.choices[-1]), step=param.step)
+        chosen: Any = trial.suggest_categorical(param.name, list(param.choices))
+        return cast(Value, chosen)
+    if all(isinstance(c, int) for c in param.choices):
+        return trial.suggest_int(param.name, int(param.choices[0]), int(param.choices[-1]), step=int(param.step))
+    return trial.suggest_float(param.name, float(param.choices[0]), float(param.choices[-1]), step=param.step)
 
 
-def _record(trial: optuna.trial.FrozenTrial) -> TrialRecord:
+def record_of(trial: optuna.trial.FrozenTrial) -> TrialRecord:
+    """An Optuna trial as plain data."""
     value = trial.values[0] if trial.values else None
     return TrialRecord(trial.number, trial.state.name, dict(trial.params), value, dict(trial.user_attrs),
                        trial.datetime_start, trial.datetime_complete)

@@ -65,6 +65,7 @@ def tune(settings: Settings) -> int:
     from autotune.review.export import export
     from autotune.review.report import report as tell
     from autotune.search.protocol import StopKind
+    from autotune.search.strategy import LaunchAware
     from autotune.trial import Bench, working_power
     from autotune.tune import Tuner
     from autotune.watch import Progress
@@ -83,11 +84,15 @@ def tune(settings: Settings) -> int:
                      f"{settings.objective.name.replace('_', ' ')}, energy from {energy_text(power, refused)}")
         for trial in study.clear_dead():
             watcher.note(f"trial {trial} was left running by a tuner that died: told FAIL, will be asked again")
-        tuner = Tuner(study, make_strategy(settings), bench, settings.folder,
+        strategy = make_strategy(settings)
+        tuner = Tuner(study, strategy, bench, settings.folder,
                       judge_for(settings.objective, settings.limits), watcher, Notes(settings),
                       settings.study.trials)
         stop = tuner.run()
         watcher.note(f"stopped: {stop.reason}")
+        if isinstance(strategy, LaunchAware) and (lesson := strategy.past_report()) is not None:
+            study.set_attr("warm_start", lesson)
+            watcher.note(lesson)
         bugs.isolate(tuner, settings.study.isolate)
         if settings.study.confirm.finalists:
             decision = confirm(tuner, settings.study.confirm)
@@ -107,16 +112,18 @@ def tune(settings: Settings) -> int:
 
 
 def make_strategy(settings: Settings) -> Strategy:
-    """The strategy that the settings name."""
-    from autotune.search.strategy import LaunchAware, Limits
+    """The strategy that the settings name. Raises UsageError for a past study that cannot be read."""
+    from autotune.search.plain import Plain
+    from autotune.search.protocol import Limits
+    from autotune.search.strategy import LaunchAware
+    from autotune.search.warm import past_observations
 
     study = settings.study
-    if study.warm_start:
-        raise UsageError("study.warm_start comes later")
-    limits = Limits(launches=study.launches, hours=study.hours, gain=study.min_gain)
-    if study.strategy == "autotune":
-        return LaunchAware(settings.space, limits, study.seed)
-    raise UsageError(f"study.strategy={study.strategy} comes later")
+    limits = Limits(launches=study.launches, hours=study.hours, gain=study.min_gain, trials=study.trials)
+    if study.strategy != "autotune":
+        return Plain(settings.space, study.strategy, limits, study.seed)
+    past = past_observations(study.warm_start, settings.space, settings.objective.name)
+    return LaunchAware(settings.space, limits, study.seed, past)
 
 
 @dataclasses.dataclass(frozen=True)

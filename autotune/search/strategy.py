@@ -3,67 +3,76 @@
     strategy = LaunchAware(space, Limits(launches=40, hours=8.0), seed=0)
 
 One page of decisions, in this order: budgets, the baseline, what is owed (a retry, a confirmation), then the launch
-with the most expected gain per second among those that no pivot has closed, then why to stop. Everything is computed
-from what was told (`Memory`), so that telling a new strategy the same observations resumes the search.
+that is worth most per second among those that no pivot has closed, then a few checks by a sceptic, then why to stop.
+Everything is computed from what was told (`Memory`), so that telling a new strategy the same observations resumes the
+search; only the count of checks starts anew.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.records import Blame, Config
+from autotune.records import Config
+from autotune.search import past as past_studies
+from autotune.search import stopping
+from autotune.search.causes import Culprit
 from autotune.search.crashes import CrashModel
 from autotune.search.grid import Codes, Grid
-from autotune.search.loads import next_load
+from autotune.search.loads import next_load, repeats
 from autotune.search.memory import Key, Memory
-from autotune.search.outlook import Costs, Outlook, look
-from autotune.search.protocol import Best, Launch, Observation, Pivot, Stop, StopKind
-from autotune.search.value import Posterior, ValueModel
+from autotune.search.outlook import Belief, Costs, Outlook, look
+from autotune.search.owed import BASELINE_CHANCE, owed
+from autotune.search.past import Past
+from autotune.search.pivot import Region, record, review
+from autotune.search.prior import Prior
+from autotune.search.protocol import Best, Launch, Limits, Observation, Pivot, Stop, StopKind
+from autotune.search.value import Floats, Strengths, ValueModel, normal_cdf
 from autotune.space import Space
 
-BASELINE_CHANCE = 0.95
+__all__ = ["LaunchAware", "Limits"]
+
+NEW = 1  # choices never seen to come up that one launch may combine, so that its crash would tell which
 CENTRES = 4  # best configurations around which candidates of a large space are drawn
-HOPELESS = 0.1  # chance below which, when nothing ever served, no further launch is made
-DEAD_LAUNCHES = 20  # crashed launches without a single success after which the search ends in any case
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """When to stop. None: no such limit.
-
-    `gain` is the least expected gain of a launch (crashes counted) that is worth making it, as a share of the best.
-    """
-
-    launches: int | None = None
-    hours: float | None = None
-    gain: float = 0.001
+CHECKS = 5  # launches that a sceptic may ask for, since the best last improved, before the search ends
+CHECK_GAIN = 0.005  # the least gain that the sceptic must expect of one
+CHECK_CHANCE = 0.6  # the least chance that one comes up
+DOUBT = (0.1, 0.5, 0.3)  # the sceptic's least sd of effects, share of pairs, share under a load
+BETTER = 0.005  # gain (in logs) that counts as an improvement
 
 
 class LaunchAware:
-    """Implements `protocol.Strategy`."""
+    """Implements `protocol.Strategy`. `past`: observations of past studies, as belief."""
 
-    def __init__(self, space: Space, limits: Limits | None = None, seed: int = 0) -> None:
+    def __init__(self, space: Space, limits: Limits | None = None, seed: int = 0,
+                 past: Sequence[Observation] = ()) -> None:
         self.space = space
         self.limits = limits or Limits()
         self.seed = seed
         self.grid = Grid(space)
         self.memory = Memory(self.grid)
-        self._value = ValueModel(self.grid)
+        self.past = Past(self.grid, past) if past else None
+        self._prior = Prior(self.grid, self.past)
+        self._value = ValueModel(self.grid, self._prior)
         self._busy: set[Key] = set()
-        self._fresh: set[Key] = set()
+        self._fresh: dict[Key, int | None] = {}  # launched and not measured yet: the load part it was launched for
         self._bar = 0.0
-        self._told = -1
-        self._posterior: Posterior | None = None
+        self._closed: dict[str, Region] = {}
+        self._pivots: list[Pivot] = []
+        self._checked = (0, -math.inf)  # checks made since the best was at this value
+        self._told = (-1, False)
+        self._known = (-1, -1, -1)
+        self._strengths: list[tuple[float, Strengths]] = []
+        self._beliefs: list[Belief] = []
         self._crashes = CrashModel(self.grid, self.memory.passed(), self.memory.served(), [])
         self._best: tuple[Key, int, float] | None = None
 
     def tell(self, observation: Observation) -> None:
         """Raises KeyError when the configuration is not in the space."""
         self.memory.add(observation)
-        self._fresh.discard(self.memory.key(observation.server))
+        self._fresh.pop(self.memory.key(observation.server), None)
 
     def pending(self, server: Config) -> None:
         self._busy.add(self.memory.key(server))
@@ -79,18 +88,30 @@ class LaunchAware:
         return Best(self.grid.server(_row(key)), self.grid.load(load), math.exp(value))
 
     def pivots(self) -> list[Pivot]:
-        return []
+        written, self._pivots = self._pivots, []
+        return written
+
+    def culprits(self) -> list[Culprit]:
+        """What may have caused the crashes so far, likeliest first."""
+        self._learn()
+        return self._crashes.culprits()
+
+    def past_report(self) -> str | None:
+        """How wrong past studies were, in a line; None without any."""
+        if self.past is None:
+            return None
+        self._learn(True)
+        return past_studies.report(self.past, self._prior, self.memory.measurements(), self._trust_in_crashes())
 
     def propose(self) -> Launch | Stop:
         """Raises nothing; deterministic given seed, observations and pending launches."""
-        memory, limits = self.memory, self.limits
-        if limits.launches is not None and memory.launches >= limits.launches:
-            return Stop(StopKind.LAUNCHES, f"all {limits.launches} launches are used")
-        if limits.hours is not None and memory.used_s >= limits.hours * 3600:
-            return Stop(StopKind.HOURS, f"all {limits.hours:g} hours are used")
-        decision = self._baseline() or self._owed() or self._search()
+        memory = self.memory
+        decision = self.limits.spent(memory.launches, memory.used_s, memory.count) or self._baseline()
+        if decision is None:
+            self._learn()
+            decision = owed(memory, self._crashes, self._busy, self._candidates) or self._search()
         if isinstance(decision, Launch):
-            self._fresh.add(memory.key(decision.server))
+            self._fresh.setdefault(memory.key(decision.server), None)
         return decision
 
     def next_load(self, server: Config) -> Config | None:
@@ -101,15 +122,27 @@ class LaunchAware:
         fresh = key in self._fresh
         if not self.memory.count:
             return self.space.split(self.space.baseline)[1]
-        outlook = self._look(row, set())
-        index = next_load(outlook.gains[0], Costs.of(self.memory).measure_s, self._bar, fresh, self._usual_load(row))
+        planned = self._fresh.get(key)
+        if planned is not None:
+            return self.grid.load(planned)
+        outlook = self._look(row, self._beliefs, set())
+        if not fresh and self._best is not None and self._best[0] == key and self.memory.vague(key, self._best[1]):
+            return self.grid.load(self._best[1])  # a new leader is measured again: luck makes leaders
+        gains, again = outlook.gains[0], np.zeros(len(self.grid.load_rows))
+        if self._beliefs:
+            gains = gains if fresh else np.maximum(gains, self._sceptic(row).gains[0])
+            again = repeats(self.memory, self._beliefs[0][1], key)
+        index = next_load(gains, again, Costs.of(self.memory).measure_s, self._bar, fresh,
+                          self._usual_load(row))
         return None if index is None else self.grid.load(index)
 
     def _usual_load(self, row: Codes) -> int:
         """Where a server is measured that promises nothing: as the best so far, else as the baseline."""
         index = self._best[1] if self._best else self.grid.load_index(self.space.split(self.space.baseline)[1])
         allowed = np.flatnonzero(self.grid.allowed(row)[0])
-        return index if index in allowed else int(allowed[0])
+        server = self.memory.servers.get(tuple(row[0].tolist()))
+        open_ = [int(i) for i in allowed if server is None or i not in server.load_crashes] or allowed.tolist()
+        return index if index in open_ else open_[0]
 
     def _baseline(self) -> Launch | None:
         server = self.space.split(self.space.baseline)[0]
@@ -118,85 +151,86 @@ class LaunchAware:
             return None
         return Launch(server, "the baseline, with which everything is compared", 0.0, BASELINE_CHANCE)
 
-    def _owed(self) -> Launch | Stop | None:
-        """A retry after a transient crash, or a confirmation after one blamed on the environment."""
-        memory = self.memory
-        for key, server in memory.servers.items():
-            crashes = server.launch_crashes
-            if (not server.came_up and len(crashes) == 1 and crashes[0].blame is Blame.TRANSIENT
-                    and key not in self._busy):
-                return Launch(self.grid.server(server.row), f"its crash ({crashes[0].category}) looked transient: one "
-                              "retry, then it counts against the configuration", 0.0, 0.5, intent="retry")
-        return self._confirmation()
-
-    def _confirmation(self) -> Launch | Stop | None:
-        memory = self.memory
-        confirmed = {crash.signature for passes, _, crash in memory.environment if memory.passes > passes}
-        doubted = [e for e in memory.environment if e[0] == memory.passes and e[2].signature not in confirmed]
-        if not doubted:
-            return None
-        crash = doubted[0][2]
-        if memory.last_good is not None:
-            good = memory.servers[memory.last_good]
-            if good.launch_crashes:
-                return Stop(StopKind.HOST, f"{crash.category} was blamed on the environment, and the last good "
-                            "configuration does not start any more either: this host needs repair")
-            if memory.last_good in self._busy:
-                return None
-            return Launch(self.grid.server(good.row), f"{crash.category} was blamed on the environment: the last good "
-                          "configuration tells whether this host still works", 0.0, BASELINE_CHANCE, intent="confirm")
-        if len(doubted) > 1:
-            return Stop(StopKind.HOST, f"{crash.category} was blamed on the environment, and so was a configuration "
-                        "that shares as little as possible with it: nothing can run here")
-        row = _row(doubted[0][1])
-        rows = self._candidates()
-        shared = (rows == row).sum(axis=1)
-        far = rows[shared == shared.min()]
-        pick = far[int(np.argmax(self._crashes.chance(far)))]
-        return Launch(self.grid.server(pick), f"{crash.category} was blamed on the environment: a configuration that "
-                      "shares as little as possible with it tells whether anything can run here", 0.0, 0.5)
-
     def _search(self) -> Launch | Stop:
-        self._learn()
-        outlook = self._look(self._candidates(), self._busy)
-        stop = self._why_stop(outlook)
-        if stop is not None:
+        self._learn(True)
+        outlook = self._look(self._candidates(), self._beliefs, self._busy)
+        worth, regions = review(self.grid, outlook, self._crashes, self.limits.gain)
+        new = self._crashes.new(outlook.rows)
+        fewest = int(new[worth >= self.limits.gain].min(initial=self.grid.width))
+        worth[new > max(NEW, fewest)] = 0.0
+        self._decide(outlook, regions)
+        standing = stopping.Standing(self._best[:2] if self._best else None, list(self._closed), bool(self._busy))
+        stop = stopping.why(self.memory, outlook, worth, standing, self.limits.gain)
+        doubts = self._doubts(outlook, regions) if stop is not None and stop.kind is StopKind.GAIN else None
+        if doubts is not None:
+            outlook, worth = doubts
+        elif stop is not None:
             return stop
-        pick = int(np.argmax(outlook.score))
-        self._bar = float(outlook.score[pick])
-        return Launch(self.grid.server(outlook.rows[pick]), self._reason(outlook, pick),
-                      float(outlook.gain[pick]), float(outlook.chance[pick]))
+        pick = int(np.argmax(worth / outlook.cost_s))
+        self._bar = float(worth[pick] / outlook.cost_s[pick])
+        key = tuple(outlook.rows[pick].tolist())
+        self._fresh[key] = int(np.argmax(outlook.gains[pick]))
+        server = self.memory.servers.get(key)
+        reason = (f"a check before the end: if effects are less regular than they look, it may gain "
+                  f"{float(outlook.gain[pick]):.1%}" if doubts else self._reason(outlook, regions, pick))
+        return Launch(self.grid.server(outlook.rows[pick]), reason, float(outlook.gain[pick]),
+                      float(outlook.chance[pick]), "measure" if server else None)
 
-    def _reason(self, outlook: Outlook, pick: int) -> str:
-        return (f"most expected gain per second: {outlook.gain[pick]:.1%} if it works, "
-                f"which it does with {outlook.chance[pick]:.0%}")
+    def _doubts(self, outlook: Outlook, regions: Sequence[Region]) -> tuple[Outlook, Floats] | None:
+        """What a sceptic would still launch who takes effects and interactions to be large; None: nothing.
 
-    def _why_stop(self, outlook: Outlook) -> Stop | None:
-        memory = self.memory
-        came_up = any(s.came_up for s in memory.servers.values())
-        if not outlook.score.size or outlook.score.max() <= 0:
-            if self._busy:
-                return Stop(StopKind.EXHAUSTED, "every configuration left is being measured elsewhere")
-            return Stop(StopKind.EXHAUSTED, f"no configuration is left to try: {self._summary()}")
-        if not came_up and (memory.launches >= DEAD_LAUNCHES or outlook.chance.max() < HOPELESS):
-            return Stop(StopKind.CRASHES, f"all {memory.launches} launches crashed; the best one left has a chance of "
-                        f"{outlook.chance.max():.0%}")
-        most = float(outlook.expected.max())
-        if came_up and self._best is not None and most < self.limits.gain:
-            return Stop(StopKind.GAIN, f"no launch left is expected to add {self.limits.gain:.2%} (the best one "
-                        f"{most:.2%}): {self._summary()}")
-        return None
+        The value model may be sure and wrong, where interactions that it took to be weak are strong. A few launches
+        that it does not believe in hold it to account; each improvement earns it as many again.
+        """
+        best = self._best[2] if self._best else -math.inf
+        count, at = self._checked
+        if best > at + BETTER:
+            count = 0
+        if count >= CHECKS or not self._strengths:
+            return None
+        sceptic = self._sceptic(outlook.rows)
+        worth = np.where(sceptic.chance < CHECK_CHANCE, 0.0, sceptic.expected)
+        for region in regions:
+            if region.why is not None:
+                worth[region.inside] = 0.0
+        if worth.max(initial=0.0) < max(CHECK_GAIN, self.limits.gain):
+            return None
+        self._checked = count + 1, max(best, at)
+        return sceptic, worth
 
-    def _summary(self) -> str:
-        if self._best is None:
-            return "nothing feasible was measured"
-        baseline = self.memory.key(self.space.split(self.space.baseline)[0])
-        load = self.grid.load_index(self.space.split(self.space.baseline)[1])
-        if self._best[:2] == (baseline, load):
-            return "the baseline is already the best"
-        if self._best[0] == baseline:
-            return "the baseline's server is already the best, under another load"
-        return "the best so far stands"
+    def _sceptic(self, rows: Codes) -> Outlook:
+        """The outlook of one who takes all effects and interactions to be large. Needs a measurement."""
+        variance, _ = self._strengths[0][1]
+        wild = self._value.fit(self.memory.measurements(), (np.maximum(variance, DOUBT[0] ** 2), DOUBT[1:]))
+        return self._look(rows, [(1.0, wild)], self._busy)
+
+    def _reason(self, outlook: Outlook, regions: Sequence[Region], pick: int) -> str:
+        gain, chance = float(outlook.gain[pick]), float(outlook.chance[pick])
+        where = [r.name for r in regions if r.inside[pick]]
+        if where:
+            return (f"isolates {' and '.join(where)}: starts with {chance:.0%}, may gain up to "
+                    f"{float(outlook.upper[pick]):.1%}")
+        return f"{gain:.1%} expected gain if it starts, which it does with {chance:.0%}"
+
+    def _decide(self, outlook: Outlook, regions: Sequence[Region]) -> None:
+        """Note which regions were closed or opened since the last launch."""
+        closed = {r.name: r for r in regions if r.why is not None}
+        now = {r.name: r for r in regions}
+        for name, region in closed.items():
+            if name not in self._closed:
+                self._pivots.append(record(self.grid, outlook, region, self.memory.launches))
+        for name, before in self._closed.items():
+            if name in closed:
+                continue
+            opened = now.get(name)
+            if opened is None:
+                if self.memory.came_up(before.when):
+                    self._pivots.append(record(self.grid, outlook, before, self.memory.launches, "it came up"))
+                continue
+            changed = len(opened.evidence) != len(before.evidence) or opened.chance > before.chance + 0.01
+            why = f"its chance is now {opened.chance:.0%}" if changed else "launches elsewhere gain less by now"
+            self._pivots.append(record(self.grid, outlook, opened, self.memory.launches, why))
+        self._closed = closed
 
     def _candidates(self) -> Codes:
         rng = np.random.default_rng([self.seed, self.memory.count])
@@ -211,29 +245,54 @@ class LaunchAware:
         leaders = sorted(best, key=lambda k: -best[k])[:CENTRES]
         return leaders or [self.memory.key(self.space.split(self.space.baseline)[0])]
 
-    def _look(self, rows: Codes, busy: set[Key]) -> Outlook:
+    def _look(self, rows: Codes, beliefs: Sequence[Belief], busy: set[Key]) -> Outlook:
         best = self._best[2] if self._best else None
-        return look(self.grid, self.memory, self._posterior, self._crashes, rows, best, busy)
+        past = None if self.past is None else (self.past, self._trust_in_crashes())
+        return look(self.grid, self.memory, beliefs, self._crashes, rows, best, busy, past)
 
-    def _learn(self) -> None:
+    def _trust_in_crashes(self) -> float:
+        if self.past is None:
+            return 0.0
+        return self.past.trust_in_crashes(self.memory.passed(), self.memory.crashed())
+
+    def _learn(self, full: bool = False) -> None:
         """Bring the models up to what was told."""
         memory = self.memory
-        if self._told == memory.count:
+        if self._told == (memory.count, full):
             return
-        self._told = memory.count
-        rows, loads, y, noise = memory.measurements(memory.limits())
-        self._posterior = self._value.fit(rows, loads, y, noise) if len(rows) else None
-        self._crashes = CrashModel(self.grid, memory.passed(), memory.served(), memory.evidence())
+        self._told = (memory.count, full)
+        data = memory.measurements()
+        if len(data.rows):
+            if full or not self._strengths:
+                self._strengths = self._value.strengths(data)
+            self._beliefs = [(w, self._value.fit(data, strengths)) for w, strengths in self._strengths]
+        known = (memory.passes, len(memory.failures), memory.count if full else 0)
+        if self._known != known:
+            self._known = known
+            self._crashes = CrashModel(self.grid, memory.passed(), memory.served(), memory.evidence(),
+                                       self._crashes)
         self._best = self._find_best()
 
     def _find_best(self) -> tuple[Key, int, float] | None:
+        """The feasible configuration with the best mean less its sd, times the probability that it keeps the limits.
+
+        A mean alone would prefer lucky measurements to repeated ones.
+        """
         feasible = self.memory.feasible()
-        if not feasible or self._posterior is None:
+        if not feasible or not self._beliefs:
             return None
         keys = list(dict.fromkeys(key for key, _ in feasible))
-        mean = self._posterior.predict(np.array(keys, dtype=np.int16)).mean
-        value, key, load = max((float(mean[keys.index(key), load]), key, load) for key, load in feasible)
-        return key, load, value
+        seen = self._beliefs[0][1].predict(np.array(keys, dtype=np.int16))
+        found: tuple[float, float, Key, int] | None = None
+        for key, load in feasible:
+            ratios, noise = self.memory.ratios(key, load)
+            kept = float(np.prod(normal_cdf(-ratios / noise)))
+            at = keys.index(key), load
+            value = float(seen.mean[at])
+            score = value - float(seen.sd[at]) + math.log(max(kept, 1e-9))
+            if found is None or score > found[0]:
+                found = score, value, key, load
+        return None if found is None else (found[2], found[3], found[1])
 
 
 def _row(key: Key) -> Codes:

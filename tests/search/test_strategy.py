@@ -1,0 +1,222 @@
+"""What the default strategy does, over whole simulated studies and step by step."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from typing import Any
+
+import pytest
+
+from autotune.records import Blame, Crash, Stage
+from autotune.search.protocol import Launch, Limits, Measured, Observation, Stop, StopKind
+from autotune.search.strategy import LaunchAware
+from tests.search.generate import random_table
+from tests.search.simulate import Run, simulate
+from tests.search.tables import Table
+
+PLAIN: dict[str, Any] = {
+    "name": "plain", "client_params": ["concurrency"],
+    "params": {"mode": ["a", "b", "c"], "graphs": [False, True], "fused": [False, True], "depth": [2, 4, 8],
+               "concurrency": [8, 32, 64]},
+    "baseline": {"mode": "a", "graphs": True, "fused": False, "depth": 4, "concurrency": 32},
+    "launch_s": 300, "measure_s": 40, "noise_cv": 0.01,
+    "tokens_per_s": {"by_concurrency": {8: 600, 32: 1700, 64: 2400},
+                     "factors": [{"when": {"graphs": False}, "times": 0.85}, {"when": {"mode": "c"}, "times": 0.9},
+                                 {"when": {"depth": 8}, "times": 0.95}, {"when": {"depth": 2}, "times": 0.93}]},
+    "watts": {"by_concurrency": {8: 1500, 32: 1700, 64: 1900}, "factors": []},
+    "crashes": [],
+}
+
+
+def table(crashes: list[dict[str, Any]], factors: list[dict[str, Any]] = [], **other: Any) -> Table:  # noqa: B006
+    spec = copy.deepcopy(PLAIN) | other
+    spec["tokens_per_s"]["factors"] += factors
+    spec["crashes"] = [{"stage": "load", "log": f"log{i}", "after_s": 100, **rule} for i, rule in enumerate(crashes)]
+    return Table(spec)
+
+
+def run(of: Table, seed: int = 0, hours: float = 8.0, **other: Any) -> tuple[Run, LaunchAware]:
+    strategy = LaunchAware(of.space, Limits(), seed)
+    return simulate(of, strategy, seed, hours, **other), strategy
+
+
+def crash(blame: Blame = Blame.CONFIG, stage: Stage = Stage.LOAD, signature: str = "sig") -> Crash:
+    return Crash("some_crash", stage, blame, signature, "it died")
+
+
+def answer(strategy: LaunchAware, step: Launch, value: float) -> None:
+    """Every load part that the strategy wants on this launch gives `value`."""
+    launch_s = 300.0
+    while (load := strategy.next_load(step.server)) is not None:
+        strategy.tell(Observation(step.server, load, Measured(value, relative_noise=0.005), launch_s + 40, launch_s))
+        launch_s = 0.0
+
+
+def launched(strategy: LaunchAware) -> Launch:
+    step = strategy.propose()
+    assert isinstance(step, Launch)
+    return step
+
+
+def test_the_baseline_comes_first_and_under_its_own_load() -> None:
+    strategy = LaunchAware(table([]).space)
+    step = launched(strategy)
+    assert step.server == {"mode": "a", "graphs": True, "fused": False, "depth": 4}
+    assert strategy.next_load(step.server) == {"concurrency": 32}
+
+
+def test_a_study_where_everything_crashes_ends_for_that_reason() -> None:
+    found, strategy = run(table([{"when": {}}]))
+    assert found.stop is not None and found.stop.kind is StopKind.CRASHES
+    assert found.crashed == found.launches <= 20
+    assert strategy.best() is None
+
+
+def test_a_study_whose_baseline_is_best_ends_saying_so() -> None:
+    worse = [{"when": {"mode": "b"}, "times": 0.8}, {"when": {"fused": True}, "times": 0.9},
+             {"when": {"concurrency": 64}, "times": 0.7}]
+    found, _ = run(table([], worse))
+    assert found.stop is not None and found.stop.kind is StopKind.GAIN
+    assert found.stop.reason.startswith("the baseline is already the best")
+    assert found.final_share == pytest.approx(1.0)
+
+
+def test_a_choice_that_always_crashes_is_given_up_with_the_whole_sum_written_down() -> None:
+    stubborn = table([{"when": {"mode": "b", "fused": True}, "stage": "graph_capture"}, {"when": {"mode": "b"}}])
+    found, strategy = run(stubborn)
+    closed = [p for p in strategy.pivots() if p.action == "close" and p.region == {"mode": ("b",)}]
+    assert closed, found.stop
+    pivot = closed[-1]
+    assert pivot.trials and pivot.signatures
+    assert 0.5 < pivot.belief <= 1 and 0 <= pivot.chance < 0.5
+    assert pivot.upper_gain > 0 and pivot.cost_s > 0 and pivot.launches_saved >= 0
+    assert "mode=b" in pivot.reason and "comes up" in pivot.reopens_when and pivot.alternative
+    assert found.crashed <= 4 and found.final_share > 0.98
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_region_whose_first_neighbours_crash_is_not_given_up_in_haste(seed: int) -> None:
+    trap = table([{"when": {"mode": "b", "graphs": True}, "stage": "graph_capture"}, {"when": {"fused": True}}],
+                 [{"when": {"mode": "b"}, "times": 1.6}])
+    found, _ = run(trap, seed)
+    assert found.final_share >= 0.98
+
+
+def test_a_feature_that_this_host_lacks_costs_one_launch_and_no_confirmation() -> None:
+    lacking = table([{"when": {"fused": True}, "stage": "nccl_init", "log": "fused_multicast_unsupported"}],
+                    [{"when": {"mode": "b"}, "times": 1.2}])
+    found, strategy = run(lacking, blame=Blame.ENVIRONMENT)
+    with_it = [s for s in strategy.memory.servers.values() if strategy.grid.server(s.row)["fused"] is True]
+    assert sum(s.launches for s in with_it) == 1 == found.crashed
+    assert found.final_share >= 0.98
+    baseline = strategy.memory.servers[strategy.memory.key(launched(LaunchAware(lacking.space)).server)]
+    assert baseline.launches == 1
+
+
+def test_the_last_good_configuration_is_launched_again_when_the_host_itself_is_in_doubt() -> None:
+    strategy = LaunchAware(table([]).space)
+    first = launched(strategy)
+    answer(strategy, first, 1.0)
+    strategy.tell(Observation({"mode": "b", "graphs": False, "fused": False, "depth": 4}, {"concurrency": 32},
+                              Measured(1.0), 340.0, 300.0))
+    strategy.tell(Observation({"mode": "b", "graphs": True, "fused": False, "depth": 4}, None,
+                              crash(Blame.ENVIRONMENT), 100.0, 100.0))
+    again = launched(strategy)
+    assert again.intent == "confirm"
+    strategy.tell(Observation(again.server, None, crash(Blame.ENVIRONMENT), 100.0, 100.0))
+    stop = strategy.propose()
+    assert isinstance(stop, Stop) and stop.kind is StopKind.HOST
+
+
+def test_a_transient_crash_earns_one_retry_and_then_counts() -> None:
+    strategy = LaunchAware(table([]).space)
+    answer(strategy, launched(strategy), 1.0)
+    step = launched(strategy)
+    strategy.tell(Observation(step.server, None, crash(Blame.TRANSIENT), 100.0, 100.0))
+    retry = launched(strategy)
+    assert (retry.server, retry.intent) == (step.server, "retry")
+    strategy.tell(Observation(step.server, None, crash(Blame.TRANSIENT), 100.0, 100.0))
+    assert launched(strategy).server != step.server
+
+
+def test_launches_that_run_elsewhere_are_never_proposed_again() -> None:
+    strategy = LaunchAware(table([]).space)
+    seen: list[Any] = []
+    for _ in range(12):
+        step = launched(strategy)
+        assert step.server not in seen
+        seen.append(step.server)
+        strategy.pending(step.server)
+
+
+def test_telling_the_same_story_again_resumes_the_search() -> None:
+    strategy, other = (LaunchAware(table([]).space, Limits(), 3) for _ in range(2))
+    for value in (1.0, 1.1, 0.9, 1.05):
+        step = launched(strategy)
+        load = strategy.next_load(step.server)
+        told = Observation(step.server, load, Measured(value, relative_noise=0.01), 340.0, 300.0)
+        strategy.tell(told)
+        other.tell(told)
+    assert launched(other).server == launched(strategy).server
+
+
+@pytest.mark.parametrize(("limits", "kind"), [(Limits(launches=1), StopKind.LAUNCHES), (Limits(hours=0.05),
+                         StopKind.HOURS), (Limits(trials=1), StopKind.TRIALS), (Limits(gain=0.9), StopKind.GAIN)])
+def test_every_stop_says_which_rule_ended_the_search(limits: Limits, kind: StopKind) -> None:
+    strategy = LaunchAware(table([]).space, limits)
+    simulate(table([]), strategy, 0, 8.0)
+    stop = strategy.propose()
+    assert isinstance(stop, Stop) and stop.kind is kind and stop.reason
+
+
+def test_a_server_that_comes_up_once_and_then_never_again_is_left_alone() -> None:
+    strategy = LaunchAware(table([]).space)
+    answer(strategy, launched(strategy), 1.0)
+    server = launched(strategy).server
+    strategy.tell(Observation(server, {"concurrency": 64}, crash(stage=Stage.SERVING), 340.0, 300.0))
+    for _ in range(2):
+        strategy.tell(Observation(server, None, crash(), 100.0, 100.0))
+    for _ in range(8):
+        step = launched(strategy)
+        assert step.server != server
+        answer(strategy, step, 0.9)
+
+
+def calibration(tables: range, launches: int) -> dict[int, list[tuple[float, bool]]]:
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for i in tables:
+        of = random_table(i)
+        found = simulate(of, LaunchAware(of.space, Limits(), 0), 0, 1e6, launches)
+        for chance, up in found.forecasts:
+            bins.setdefault(0 if chance < 0.4 else 1 if chance < 0.7 else 2 if chance < 0.9 else 3, []).append(
+                (chance, up))
+    return bins
+
+
+def assert_calibrated(bins: dict[int, list[tuple[float, bool]]]) -> None:
+    for told in bins.values():
+        stated, came_up = statistics.mean(c for c, _ in told), statistics.mean(up for _, up in told)
+        allowed = 0.08 + 2 * (stated * (1 - stated) / len(told)) ** 0.5
+        assert abs(stated - came_up) <= allowed, (stated, came_up, len(told))
+
+
+def test_stated_chances_of_launches_match_how_often_they_come_up() -> None:
+    assert_calibrated(calibration(range(500, 508), launches=12))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_stated_chances_match_over_many_studies() -> None:
+    assert_calibrated(calibration(range(600, 700), launches=40))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_random_tables_are_solved() -> None:
+    runs = []
+    for i in range(300, 360):
+        of = random_table(i)
+        runs.append(simulate(of, LaunchAware(of.space, Limits(), 0), 0, 8.0))
+    assert sum(r.reached(0.98) is not None for r in runs) >= 0.9 * len(runs)
+    assert statistics.median(r.launches for r in runs) < 40
