@@ -42,9 +42,10 @@ def environment(folder: pathlib.Path) -> dict[str, str]:
     spec = Table.load().spec
     Gpus(folder, Clock.create(folder, spec["pace"]), spec["gpus"]).idle()
     env = {name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "PYTHONPATH")}
-    return {**env, "PYTHONPATH": os.pathsep.join([str(HERE / "site"), str(ROOT)]), "LD_LIBRARY_PATH": str(library),
-            "FAKE_NVML": str(folder / "nvml"), VARIABLE: str(folder), "AUTOTUNE_SPACES": str(HERE / "spaces"),
-            "PYTHONUNBUFFERED": "1", "COLUMNS": os.environ.get("COLUMNS", "150")}
+    libraries = [str(library), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {**env, "PYTHONPATH": os.pathsep.join([str(HERE / "site"), str(ROOT)]),
+            "LD_LIBRARY_PATH": os.pathsep.join(libraries), "FAKE_NVML": str(folder / "nvml"), VARIABLE: str(folder),
+            "AUTOTUNE_SPACES": str(HERE / "spaces"), "PYTHONUNBUFFERED": "1", "COLUMNS": os.environ.get("COLUMNS", "150")}
 
 
 def replay(outputs: pathlib.Path, steps: Sequence[Sequence[str]] = STEPS) -> int:
@@ -68,8 +69,12 @@ def replay(outputs: pathlib.Path, steps: Sequence[Sequence[str]] = STEPS) -> int
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env,
                                   cwd=ROOT) as process:
                 assert process.stdout is not None
-                for line in process.stdout:
-                    tell(line)
+                try:
+                    for line in process.stdout:
+                        tell(line)
+                except KeyboardInterrupt:  # reached the tuner as well, which stops its server and keeps the study
+                    process.wait()
+                    return 130
             if process.returncode:
                 tell(f"exit code {process.returncode}\n")
                 return process.returncode

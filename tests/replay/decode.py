@@ -16,7 +16,7 @@ from tests.replay.table import at
 
 BACKLOG_S = 0.5  # lateness that is caught up with; so is a client's pause between two requests up to PAUSE_S
 PAUSE_S = 0.2
-HASTE = 0.6  # share of a step's time that passes at least
+HASTE = 0.3  # share of a step's time that passes at least
 REST_S = 0.01
 
 

@@ -21,7 +21,8 @@ WINNERS = {"parallel": "tp8", "nvls": True, "tree_budget": 8, "tree_topk": 4, "c
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     outputs = tmp_path_factory.mktemp("outputs")
-    done = subprocess.run([sys.executable, "-m", "tests.replay", str(outputs)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tests.replay", str(outputs)], cwd=ROOT, text=True,
+                          capture_output=True)
     if "needs Linux and a C compiler" in done.stderr:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr
@@ -44,7 +45,7 @@ def server_of(config: dict[str, Any]) -> dict[str, Value]:
 def test_every_ep8_launch_crashed_in_graph_capture_and_in_more_than_one_way(trials: list[dict[str, Any]]) -> None:
     tried = [trial for trial in trials if trial["parallel"] == "ep8"]
     assert len(tried) >= 2 and {trial["crash_stage"] for trial in tried} == {"graph-capture"}
-    names = {}
+    names: dict[str, set[str]] = {}
     for trial in tried:
         rule = Table.load().crash(server_of(trial))
         assert rule is not None
