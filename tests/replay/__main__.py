@@ -45,7 +45,8 @@ def environment(folder: pathlib.Path) -> dict[str, str]:
     libraries = [str(library), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {**env, "PYTHONPATH": os.pathsep.join([str(HERE / "site"), str(ROOT)]),
             "LD_LIBRARY_PATH": os.pathsep.join(libraries), "FAKE_NVML": str(folder / "nvml"), VARIABLE: str(folder),
-            "AUTOTUNE_SPACES": str(HERE / "spaces"), "PYTHONUNBUFFERED": "1", "COLUMNS": os.environ.get("COLUMNS", "150")}
+            "AUTOTUNE_SPACES": str(HERE / "spaces"), "PYTHONUNBUFFERED": "1",
+            "COLUMNS": os.environ.get("COLUMNS", "150")}
 
 
 def replay(outputs: pathlib.Path, steps: Sequence[Sequence[str]] = STEPS) -> int:

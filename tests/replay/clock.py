@@ -16,8 +16,8 @@ from typing import Any
 
 VARIABLE = "REPLAY"
 """Names the folder of a running replay; without it there is none."""
-LAYOUT = struct.Struct("ddq")
-"""Pace, seconds put forward, launches so far."""
+PACE, AHEAD, LAUNCHES = range(3)
+"""What the shared file holds, a double each: told seconds in a real one, seconds put forward, launches so far."""
 REAL, SLEEP, SELECT = time.monotonic, time.sleep, select.select
 
 
@@ -26,12 +26,13 @@ class Clock:
 
     def __init__(self, folder: pathlib.Path) -> None:
         with (folder / "clock").open("r+b") as file:
-            self._shared = mmap.mmap(file.fileno(), LAYOUT.size)
-        self.pace: float = LAYOUT.unpack_from(self._shared)[0]
+            mapped = mmap.mmap(file.fileno(), 3 * 8)
+        self._shared = memoryview(mapped).cast("d")  # one at a time: a double is stored at once, never half
+        self.pace = self._shared[PACE]
 
     @classmethod
     def create(cls, folder: pathlib.Path, pace: float) -> Clock:
-        (folder / "clock").write_bytes(LAYOUT.pack(pace, 0.0, 0))
+        (folder / "clock").write_bytes(struct.pack("3d", pace, 0.0, 0.0))
         return cls(folder)
 
     @classmethod
@@ -42,18 +43,16 @@ class Clock:
 
     def now(self) -> float:
         """Told seconds; takes the place of time.monotonic."""
-        return REAL() * self.pace + float(LAYOUT.unpack_from(self._shared)[1])
+        return REAL() * self.pace + self._shared[AHEAD]
 
     def put_forward(self, seconds: float) -> None:
         """Told time passes at once. Only the one server that runs does this."""
-        _, ahead, launches = LAYOUT.unpack_from(self._shared)
-        LAYOUT.pack_into(self._shared, 0, self.pace, ahead + seconds, launches)
+        self._shared[AHEAD] += seconds
 
     def next_launch(self) -> int:
         """Count a launch; its number."""
-        _, ahead, launches = LAYOUT.unpack_from(self._shared)
-        LAYOUT.pack_into(self._shared, 0, self.pace, ahead, launches + 1)
-        return int(launches) + 1
+        self._shared[LAUNCHES] += 1
+        return int(self._shared[LAUNCHES])
 
     def install(self) -> None:
         """This process lives by told time from here on."""

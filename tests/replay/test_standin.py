@@ -24,6 +24,7 @@ from autotune.engine.server import free_port
 from autotune.records import Crash, Stage, Value
 from tests.replay import arguments
 from tests.replay.__main__ import HERE, ROOT, STUDY, environment
+from tests.replay.clock import Clock
 from tests.replay.table import Table, at
 from tests.sglang.support import pairwise
 
@@ -149,3 +150,17 @@ def test_the_table_gives_the_measured_anchors() -> None:
     assert table.crash(server) is None and table.crash({**server, "parallel": "ep8"}) is not None
     assert table.crash({**server, "tree_budget": 32}) is None
     assert table.crash({**server, "tree_budget": 32}, 256) is not None
+
+
+def test_the_shared_clock_never_goes_back_while_it_is_put_forward(tmp_path: pathlib.Path) -> None:
+    clock = Clock.create(tmp_path, 4.0)
+    code = ("import pathlib, sys\nfrom tests.replay.clock import Clock\nclock = Clock(pathlib.Path(sys.argv[1]))\n"
+            "for _ in range(300000): clock.put_forward(1)")
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT) as other:
+        last, began = clock.now(), clock.now()
+        while other.poll() is None:
+            for _ in range(1000):
+                now = clock.now()
+                assert now >= last
+                last = now
+    assert other.returncode == 0 and clock.now() - began > 300000
