@@ -65,7 +65,8 @@ def replay(outputs: pathlib.Path, steps: Sequence[Sequence[str]] = STEPS) -> int
         tell("REPLAY: no GPU and no model is involved. A stand-in for SGLang behaves as tests/replay/table.yaml says; "
              "times are told by a clock that is put forward.\n")
         for verb, *overrides in steps:
-            command = [sys.executable, "-m", "autotune", verb, f"+space={STUDY}", f"outputs={outputs}", *overrides]
+            place = [] if outputs == ROOT / "outputs" else [f"outputs={outputs}"]
+            command = [sys.executable, "-m", "autotune", verb, f"+space={STUDY}", *place, *overrides]
             tell(f"\n$ python {' '.join(command[1:])}\n")
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env,
                                   cwd=ROOT) as process:
@@ -79,9 +80,11 @@ def replay(outputs: pathlib.Path, steps: Sequence[Sequence[str]] = STEPS) -> int
             if process.returncode:
                 tell(f"exit code {process.returncode}\n")
                 return process.returncode
-        tell(f"\n$ cat {study / 'launch.sh'}\n{(study / 'launch.sh').read_text()}")
+        script = study / "launch.sh"
+        shown = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script
+        tell(f"\n$ cat {shown}\n{script.read_text()}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(replay(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "outputs").resolve()))
+    sys.exit(replay(pathlib.Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT / "outputs"))
