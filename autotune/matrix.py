@@ -1,13 +1,14 @@
 """The verb matrix: one configuration under every concurrency and context, on one launch if it survives.
 
-Rows go to outputs/STUDY/matrix.json (rows of the same configuration are replaced) and to the terminal.
+Each row goes to outputs/STUDY/matrix.json as soon as it is measured (the same cell of the same configuration is
+replaced), so that an interrupted table keeps what it has, and to the terminal at the end.
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autotune.config import Settings
@@ -50,9 +51,14 @@ def chosen(which: str, space: Space, records: Sequence[TrialRecord]) -> tuple[st
 
 
 def measure_all(bench: Bench, server: Config, label: str, folder: pathlib.Path, todo: Sequence[tuple[int, int]],
-                progress: Progress) -> list[dict[str, Any]]:
-    """Rows for every cell; a server that dies is launched again for the cells that are left."""
+                progress: Progress, keep: Callable[[Mapping[str, Any]], object]) -> list[dict[str, Any]]:
+    """Rows for every cell, each told to `keep` at once; a server that dies is launched again for those left."""
     rows: list[dict[str, Any]] = []
+
+    def add(context: int, level: int, outcome: Measurement | Crash) -> None:
+        rows.append(_row(label, context, level, outcome))
+        keep(rows[-1])
+
     launches = 0
     left = list(todo)
     while left:
@@ -60,24 +66,29 @@ def measure_all(bench: Bench, server: Config, label: str, folder: pathlib.Path, 
         name = f"matrix-{label.replace(' ', '-')}-{launches}"
         with bench.launch(server, folder / "launches" / name, progress) as live:
             if live.crash is not None:
-                return rows + [_row(label, context, level, live.crash) for context, level in left]
+                for context, level in left:
+                    add(context, level, live.crash)
+                return rows
             while left and live.alive:
                 context, level = left.pop(0)
                 outcome = live.measure({"concurrency": level, "context": context}, f"{context}-{level}")
-                rows.append(_row(label, context, level, outcome))
+                add(context, level, outcome)
                 progress(f"context {context}, concurrency {level}", 0.0)
     return rows
 
 
-def save(folder: pathlib.Path, label: str, rows: Sequence[Mapping[str, Any]]) -> pathlib.Path:
-    """Replace the rows of this configuration in matrix.json."""
-    path = folder / "matrix.json"
+def file(folder: pathlib.Path) -> pathlib.Path:
+    return folder / "matrix.json"
+
+
+def save(folder: pathlib.Path, row: Mapping[str, Any]) -> None:
+    """Add one row to matrix.json, in place of an older one of the same configuration and cell."""
+    path = file(folder)
     try:
         before = json.loads(path.read_text())
     except (OSError, ValueError):
         before = []
-    write_json(path, [row for row in before if row.get("config") != label] + list(rows))
-    return path
+    write_json(path, [old for old in before if _cell(old) != _cell(row)] + [dict(row)])
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -94,6 +105,10 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
             ("tokens_per_s", 1), ("per_request_tokens_per_s", 1), ("wall_s", 1), ("prompt_tokens", 0), ("watts", 1),
             ("tokens_per_j", 3))), str(row.get("remark", "")))
     Console(highlight=False).print(table)
+
+
+def _cell(row: Mapping[str, Any]) -> tuple[object, ...]:
+    return row.get("config"), row.get("ctx"), row.get("concurrency")
 
 
 def _row(label: str, context: int, level: int, outcome: Measurement | Crash) -> dict[str, Any]:

@@ -162,9 +162,10 @@ def matrix(settings: Settings) -> int:
     label, server = table.chosen(settings.config, settings.space, records)
     bench = Bench(settings, report.version, report.gpus, power)
     with Progress(settings.space.baseline, "", None) as watcher:
-        rows = table.measure_all(bench, server, label, settings.folder, table.cells(settings), watcher.stage)
+        rows = table.measure_all(bench, server, label, settings.folder, table.cells(settings), watcher.stage,
+                                 lambda row: table.save(settings.folder, row))
     table.show(rows)
-    print(f"rows: {table.save(settings.folder, label, rows)}")
+    print(f"rows: {table.file(settings.folder)}")
     return 0
 
 
