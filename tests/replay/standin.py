@@ -26,6 +26,7 @@ GLANCE_S = 0.06  # real seconds that every stage lasts, so that whoever reads th
 ADJUST_S = 0.2
 CHANGED = 0.004  # share by which power must change to be written
 REPORT_S = 5.0
+REPLAYED_S = 8.0  # about how long a measurement takes that really runs, in told seconds
 
 
 class Standin:
@@ -50,7 +51,7 @@ class Standin:
         self.engine = Engine(clock, self.table.curve("tokens_per_s", self.config), accept, f"engine {self.launch}")
         self.luck = random.Random(f"luck {self.launch}")
         self.power_noise = 1.0
-        self.ready = self.measured = False
+        self.ready, self.measured = False, True  # measured: since luck was drawn last
 
     # The log and the clock
 
@@ -182,7 +183,7 @@ class Standin:
         """Keep the GPUs' power in step with the load, report it in the log, and meet the faults of serving."""
         spec = self.table.spec
         held = spec["gpus"]["held_w"] * spec["gpus"]["count"]
-        now, drawn, told, tokens = self.clock.now(), 0.0, self.clock.now(), 0
+        drawn, told, tokens = 0.0, self.clock.now(), 0
         while True:
             running = self.engine.running
             rule = self.table.crash(self.config, running)
@@ -213,12 +214,7 @@ class Standin:
         self.clock.put_forward(max(0.0, self.table.spec["measure_s"] - REPLAYED_S))
 
 
-REPLAYED_S = 8.0
-"""About how long a measurement takes that really runs, in told seconds."""
-
-
 def main() -> None:
     server = Standin(sys.argv[1:])
-    server.measured = True
     server.start()
     asyncio.run(server.serve())

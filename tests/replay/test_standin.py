@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -70,14 +71,19 @@ def ask(url: str, body: dict[str, Any] | None = None) -> Any:
     return text if body is not None and body.get("stream") else json.loads(text)
 
 
+def wait_for(text: str, log: pathlib.Path) -> None:
+    deadline = time.monotonic() + READY_S
+    while text not in log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert text in log.read_text()
+
+
 def test_the_baseline_comes_up_answers_and_is_gone_after_sigterm(settings: Settings, env: dict[str, str],
                                                                  tmp_path: pathlib.Path) -> None:
     port = free_port()
     url, log = f"http://127.0.0.1:{port}", tmp_path / "server.log"
     with started(command(settings, port), env, log) as process:
-        deadline = time.monotonic() + READY_S
-        while "fired up and ready to roll" not in log.read_text() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for("fired up and ready to roll", log)
         whole = ask(f"{url}/v1/completions", {"prompt": "Once upon a time", "max_tokens": 20})
         again = ask(f"{url}/v1/completions", {"prompt": "Once upon a time", "max_tokens": 20})
         assert whole["usage"]["completion_tokens"] == 20 and whole["choices"] == again["choices"]
@@ -107,6 +113,25 @@ def test_ep8_dies_in_graph_capture_with_its_whole_tree(settings: Settings, env: 
     assert crash.category == ("cublas_error" if changed else "nonetype_attribute"), crash
     ranks = [int(pid) for pid in re.findall(r"\d\.pids (\d+)", pathlib.Path(env["FAKE_NVML"]).read_text())]
     assert ranks == []
+
+
+def test_large_trees_run_out_of_memory_under_the_largest_load_only(settings: Settings, env: dict[str, str],
+                                                                  tmp_path: pathlib.Path) -> None:
+    port, log = free_port(), tmp_path / "server.log"
+    body = json.dumps({"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 2000}}).encode()
+    request = b"POST /generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with started(command(settings, port, tree_budget=32), env, log) as process, contextlib.ExitStack() as open_ones:
+        wait_for("fired up and ready to roll", log)
+        for half in range(2):
+            for _ in range(128):
+                client = open_ones.enter_context(socket.create_connection(("127.0.0.1", port)))
+                client.sendall(request)
+            if half == 0:
+                time.sleep(0.5)
+                assert process.poll() is None
+        assert process.wait(READY_S) == -signal.SIGKILL
+    crash = classify(log, stage=Stage.SERVING, exit_status=-9)
+    assert (crash.category, crash.stage) == ("oom_kv_runtime", Stage.SERVING)
 
 
 def test_the_three_crashes_of_ep8_have_three_signatures() -> None:
