@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -27,7 +28,6 @@ from tests.replay import arguments
 from tests.replay.__main__ import HERE, ROOT, STUDY, environment
 from tests.replay.clock import Clock
 from tests.replay.table import Table, at
-from tests.sglang.support import pairwise
 
 READY_S = 20.0
 
@@ -143,17 +143,17 @@ def test_the_three_crashes_of_ep8_have_three_signatures() -> None:
 
 
 @pytest.mark.parametrize("space", [STUDY, "b300"])
-def test_every_choice_of_the_space_is_understood(space: str) -> None:
+def test_configurations_of_the_space_are_understood(space: str) -> None:
     loaded = load([f"+space={space}"], [str(HERE / "spaces")])
     seen = set()
-    for server in pairwise(loaded.space):
+    for server in itertools.islice(loaded.space.servers(), 0, None, 211):
         argv = build(loaded.engine, loaded.space, server, port=1, version="0.5.23").argv
         part = arguments.server_part(arguments.parse(argv[3:]))
         assert part["parallel"] == server["parallel"] and part["nvls"] == (server["nvls"] or "symm_mem" in server and
                                                                            server["symm_mem"])
         assert all(part[name] == server[name] for name in ("tree_budget", "tree_topk") if name in server)
         seen.add(part["parallel"])
-    assert "ep8" in seen and "tp8" in seen
+    assert seen >= {"ep8", "tp8", "tp4_dp2"}
 
 
 def test_an_unknown_flag_is_refused_as_sglang_does(env: dict[str, str], tmp_path: pathlib.Path) -> None:
