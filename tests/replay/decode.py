@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from tests.replay.clock import Clock
 from tests.replay.table import at
 
-BACKLOG_S = 0.5  # lateness that is caught up with; so is a client's pause between two requests up to PAUSE_S
-PAUSE_S = 0.2
+BACKLOG_S = 0.5  # lateness that is caught up with
+PAUSE_S = 0.3  # so is a client's between the end of one request and the next
 HASTE = 0.3  # share of a step's time that passes at least
 REST_S = 0.01
 
@@ -59,6 +59,7 @@ class Engine:
     async def run(self) -> None:
         """Generate until cancelled."""
         credit, last, stepped = 0.0, self.clock.now(), 0.0
+        most, seen = 0, 0.0  # requests in flight at once of late, and when that was
         draft = self._draft(1)
         while True:
             if not self.requests:
@@ -67,7 +68,9 @@ class Engine:
                 if self.clock.now() - last > PAUSE_S:
                     credit, last, stepped = 0.0, self.clock.now(), 0.0
             now = self.clock.now()
-            rate = at(self.rates, self.running) * self.noise
+            if self.running >= most or now - seen > PAUSE_S:
+                most, seen = self.running, now
+            rate = at(self.rates, most) * self.noise
             credit = min(credit + rate * (now - last), rate * BACKLOG_S)
             last = now
             self.requests = [r for r in self.requests if not r.gone]
