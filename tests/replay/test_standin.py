@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -146,7 +146,7 @@ def test_the_three_crashes_of_ep8_have_three_signatures() -> None:
 def test_configurations_of_the_space_are_understood(space: str) -> None:
     loaded = load([f"+space={space}"], [str(HERE / "spaces")])
     seen = set()
-    for server in itertools.islice(loaded.space.servers(), 0, None, 211):
+    for server in random.Random(0).sample(list(loaded.space.servers()), 60):
         argv = build(loaded.engine, loaded.space, server, port=1, version="0.5.23").argv
         part = arguments.server_part(arguments.parse(argv[3:]))
         assert part["parallel"] == server["parallel"] and part["nvls"] == (server["nvls"] or "symm_mem" in server and
