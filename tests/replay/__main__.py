@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -55,7 +56,7 @@ def replay(outputs: pathlib.Path, steps: Sequence[Sequence[str]] = STEPS) -> int
     study = outputs / STUDY
     shutil.rmtree(study, ignore_errors=True)
     study.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(prefix="replay-") as folder, (study / "terminal.txt").open("w") as record:
+    with tempfile.TemporaryDirectory(prefix="replay-") as folder, (study / "terminal.txt").open("w", 1) as record:
         env = environment(pathlib.Path(folder))
 
         def tell(text: str) -> None:
@@ -74,9 +75,11 @@ def replay(outputs: pathlib.Path, steps: Sequence[Sequence[str]] = STEPS) -> int
                 try:
                     for line in process.stdout:
                         tell(line)
-                except KeyboardInterrupt:  # reached the tuner as well, which stops its server and keeps the study
+                except BaseException as ended:  # the tuner then stops its server and keeps the study
+                    if not isinstance(ended, KeyboardInterrupt):  # Ctrl-C has reached it as well
+                        process.terminate()
                     process.wait()
-                    return 130
+                    raise
             if process.returncode:
                 tell(f"exit code {process.returncode}\n")
                 return process.returncode
@@ -87,4 +90,5 @@ def replay(outputs: pathlib.Path, steps: Sequence[Sequence[str]] = STEPS) -> int
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(replay(pathlib.Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT / "outputs"))
