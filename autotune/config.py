@@ -60,6 +60,7 @@ class StudySettings:
     min_gain: float
     confirm: ConfirmationSettings
     warm_start: list[str]
+    isolate: int  # launches
 
     def __post_init__(self) -> None:
         _one_of("study.strategy", self.strategy, STRATEGIES)
@@ -67,6 +68,8 @@ class StudySettings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"study.{name} must be positive (or null for no limit), not {value}")
+        if self.isolate < 0:
+            raise UsageError(f"study.isolate is a number of launches, not {self.isolate}")
         if not 0 <= self.min_gain < 1:
             raise UsageError("study.min_gain is a share between 0 and 1")
         if self.name is not None and (not self.name.strip() or set(self.name) & set("/\\\0") or

@@ -63,7 +63,7 @@ def confirm(tuner: Tuner, settings: ConfirmationSettings) -> Decision | None:
     while (key := state.next()) is not None:
         tuner.watcher.note(f"confirmation round {state.rounds + 1}: "
                            + ("the baseline" if key == "baseline" else f"the configuration of trial {key}"))
-        record = tuner.block(plan[key], confirm=key, confirm_after=searched)
+        record = tuner.block(plan[key], reason="confirmation", confirm=key, confirm_after=searched)
         state.add(key, record.value if record.feasible else None)
     decision = state.decision()
     mine = [r for r in study.records() if r.attrs.get("confirm_after") == searched]

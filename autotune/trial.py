@@ -21,6 +21,7 @@ from typing import Any
 
 from autotune.config import Settings
 from autotune.crash.classify import classify
+from autotune.crash.evidence import HostSnapshot
 from autotune.engine.argv import build
 from autotune.engine.probe import Gpus, gpu_memory_used_mib
 from autotune.engine.server import Failure, Server, free_port
@@ -41,9 +42,9 @@ class LiveServer:
     """A launch as the loop sees it: crashed at start, or serving."""
 
     def __init__(self, bench: Bench, server: Server, config: Config, folder: pathlib.Path, crash: Crash | None,
-                 progress: Progress) -> None:
+                 progress: Progress, host: HostSnapshot) -> None:
         self.bench, self.server, self.config, self.folder, self.crash = bench, server, config, folder, crash
-        self.progress = progress
+        self.progress, self.host = progress, host
         self.launch_s = server.after_s
         self.argv = server.redactor.argv(server.command.argv)
         self.env = dict(server.command.env)
@@ -73,7 +74,7 @@ class LiveServer:
             return None
         failure = self.server.failure("hung" if "Timeout" in problem else "bad_answer", problem)
         if verdict is None:
-            return self.bench.crash(self.server, dataclasses.replace(failure, stage=Stage.SERVING))
+            return self.bench.crash(self.server, dataclasses.replace(failure, stage=Stage.SERVING), self.host)
         return classify(problem, stage=Stage.SERVING, exit_status=None, after_s=failure.after_s, detail=problem)
 
     def _target(self) -> Target:
@@ -109,7 +110,7 @@ class LiveServer:
         if found.host_fault:
             raise AutotuneError(f"{found.detail}: the study stops here and can be resumed once this is mended")
         failure = self.server.failure(found.kind, " ".join([found.detail, found.excerpt[-1000:]]).strip())
-        return self.bench.crash(self.server, dataclasses.replace(failure, stage=Stage.SERVING))
+        return self.bench.crash(self.server, dataclasses.replace(failure, stage=Stage.SERVING), self.host)
 
     def _resolved(self) -> dict[str, Any]:
         info = self.bench.settings.engine.info
@@ -138,14 +139,14 @@ class Bench:
         """Start the server for a server part. On leaving, every process of it is gone and its GPU memory free."""
         before = gpu_memory_used_mib([g.uuid for g in self.gpus.gpus])
         for attempt in range(PORT_TRIES):
-            server = self.server(config, folder)
+            server, host = self.server(config, folder), HostSnapshot.take()
             with server:
                 failure = server.wait_ready(lambda stage, after_s: progress(str(stage), after_s))
-                crash = None if failure is None else self.crash(server, failure)
+                crash = None if failure is None else self.crash(server, failure, host)
                 if crash is not None and crash.category == "port_in_use" and attempt + 1 < PORT_TRIES:
                     LOG.info("port %s was taken; trying another", server.port)
                     continue
-                live = LiveServer(self, server, config, folder, crash, progress)
+                live = LiveServer(self, server, config, folder, crash, progress, host)
                 if crash is None:
                     live.crash = live.agrees()
                 LOG.info("launch %s: %s after %.1f s", folder.name, crash.category if crash else "ready",
@@ -161,10 +162,11 @@ class Bench:
                         version=self.version)
         return Server(command, settings.engine, folder, settings.server, port)
 
-    def crash(self, server: Server, failure: Failure) -> Crash:
-        """What a failure means, read from the log."""
+    def crash(self, server: Server, failure: Failure, before: HostSnapshot) -> Crash:
+        """What a failure means, read from the log and from what the kernel did since `before`."""
         return classify(server.log, stage=failure.stage, exit_status=failure.exit_status, after_s=failure.after_s,
-                        timed_out=failure.kind in ("stage_timeout", "hung"), detail=failure.detail)
+                        timed_out=failure.kind in ("stage_timeout", "hung"), evidence=before.since(),
+                        detail=failure.detail)
 
     def uuids(self, count: int) -> tuple[str, ...]:
         """UUIDs of the GPUs that a server of `count` GPUs gets: the first ones visible, none on device cpu."""

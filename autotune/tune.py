@@ -86,11 +86,11 @@ class Tuner:
                     return
                 trial.inner = self.study.ask({**step.server, **load}, number, reason=step.reason)
 
-    def block(self, config: Config, **attrs: Any) -> TrialRecord:
-        """One confirmation block: a launch of its own, measured under its load part. Strategies are not told."""
+    def block(self, config: Config, reason: str, **attrs: Any) -> TrialRecord:
+        """A launch that no strategy asked for (confirmation, isolation), measured under its load part."""
         server_part, load = self.study.space.split(config)
-        step = Launch(server_part, "confirmation", 0.0, 1.0, "confirm")
-        with self._live(server_part, load, step, {"reason": "confirmation", **attrs}) as (server, trial, _):
+        step = Launch(server_part, reason, 0.0, 1.0, "confirm")
+        with self._live(server_part, load, step, {"reason": reason, **attrs}) as (server, trial, _):
             return self._measure(trial, server, load, server_part, search=False)
 
     @contextlib.contextmanager

@@ -59,10 +59,12 @@ def check(settings: Settings) -> int:
 
 def tune(settings: Settings) -> int:
     """Run or resume the study, then report and export."""
+    from autotune import bugs
     from autotune.confirm import confirm
     from autotune.judge import judge_for
     from autotune.review.export import export
     from autotune.review.report import report as tell
+    from autotune.search.protocol import StopKind
     from autotune.trial import Bench, working_power
     from autotune.tune import Tuner
     from autotune.watch import Progress
@@ -85,11 +87,16 @@ def tune(settings: Settings) -> int:
                       judge_for(settings.objective, settings.limits), watcher, Notes(settings))
         stop = tuner.run()
         watcher.note(f"stopped: {stop.reason}")
+        bugs.isolate(tuner, settings.study.isolate)
         if settings.study.confirm.finalists:
             decision = confirm(tuner, settings.study.confirm)
             if decision is not None:
                 watcher.note(f"confirmation: {decision.state.replace('_', ' ')}: {decision.reason}")
     tell(settings, study)
+    for path in bugs.write(settings.folder, settings.space, study.records(), versions(study.attrs()["provenance"])):
+        print(f"bug report: {path}")
+    if stop.kind is StopKind.HOST:
+        raise HostCannotRun(stop.reason)
     try:
         print(f"launch script: {export(settings, study)}")
     except NothingFeasible as nothing:
@@ -215,6 +222,14 @@ def provenance(settings: Settings, report: preflight.Preflight) -> dict[str, Any
             "gpu": [g.hashed for g in report.gpus.gpus], "kernel": platform.release(),
             "command": shlex.join(Redactor().argv(command)),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
+def versions(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """What a bug report lists of where the study ran."""
+    shown = {"autotune": provenance["autotune"], "python": provenance["python"], **provenance["packages"],
+             "engine": provenance["engine_version"], "driver": provenance["driver"], "kernel": provenance["kernel"],
+             "GPUs": len(provenance["gpu"]) or None, "CPU": provenance["cpu"]}
+    return {name: str(value) for name, value in shown.items() if value}
 
 
 @contextlib.contextmanager

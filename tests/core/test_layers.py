@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     {"trial"},
     {"search"},
     {"tune", "watch", "matrix"},
-    {"confirm"},
+    {"confirm", "bugs"},
     {"review"},
     {"verbs"},
     {"__main__"},

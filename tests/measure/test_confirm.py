@@ -7,11 +7,14 @@ import random
 from collections import Counter
 
 import pytest
+import yaml
 
+from autotune.config import data_folder
 from autotune.measure.confirm import Confirmation, ConfirmSettings, Decision
 from autotune.records import UsageError
 
-SETTINGS = ConfirmSettings(alpha=0.03, min_rounds=3, max_rounds=10, worth=0.01)
+SHIPPED = yaml.safe_load((data_folder("conf") / "study" / "default.yaml").read_text())["confirm"]
+SETTINGS = ConfirmSettings(**{name: value for name, value in SHIPPED.items() if name != "finalists"})
 
 
 def study(seed: int, gains: list[float], noise: float = 0.01, drift: float = 0.0) -> Decision:

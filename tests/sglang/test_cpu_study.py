@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 import pathlib
@@ -16,18 +15,19 @@ from autotune.config import data_folder
 from tests.envs import ensure
 
 HERE = pathlib.Path(__file__).parent
-LIMIT_S = 600
+LIMIT_S = 900  # six minutes on a quiet machine of two cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
+# Nine servers out of the space, six of which really break, under one load level: a tuner that learned nothing would buy
+# the crash of expert parallelism three times. Short answers give a window enough of them to be valid at once.
 STUDY = (
-    "study.launches=8", "study.seed=1", "study.confirm.finalists=0",
-    "workload.warmup_s=1", "workload.warmup_max_s=4", "workload.window_s=4", "workload.window_max_s=8",
-    # what is hoped for here is expert parallelism, which really breaks, and two ranks without cores, which cannot start
-    "space.params.parallel.choices=[tp1_bound,tp2,ep2_bound]", "~space.belief.parallel.tp2_bound",
-    "space.belief.parallel.ep2_bound=[1.0,3.0]", "space.belief.parallel.tp2=[1.0,2.0]",
-    "space.params.page_size.choices=[1]", "~space.belief.page_size", "space.params.dtype.choices=[auto]",
-    "~space.belief.dtype", "space.params.overlap_schedule.choices=[true]", "~space.belief.overlap_schedule",
+    "study.launches=7", "study.seed=1", "study.confirm.finalists=0",
+    "space.params.parallel.choices=[tp1_bound,tp2,ep2_bound]", "~space.belief",
+    "space.params.page_size.choices=[1]", "space.params.dtype.choices=[auto]",
+    "space.params.overlap_schedule.choices=[true]", "space.params.radix_cache.choices=[true]",
+    "space.params.concurrency.choices=[8]", "space.params.max_running_requests.choices=[8,12,16]",
+    "workload.output_tokens=16",
 )
 
 
@@ -49,15 +49,15 @@ def test_a_study_on_a_real_server_learns_from_its_crashes(tmp_path: pathlib.Path
     complete = [t for t in study.trials if t.state is optuna.trial.TrialState.COMPLETE]
     crashed = [t for t in study.trials if t.state is optuna.trial.TrialState.PRUNED]
     assert complete and all(t.user_attrs["tokens_per_s"] > 0 for t in complete)
-    by_choice = collections.defaultdict(list)
-    for trial in crashed:
-        by_choice[trial.params["parallel"]].append(trial.user_attrs)
-    assert set(by_choice) == {"tp2", "ep2_bound"}
-    for attrs in by_choice["ep2_bound"]:
+    assert {t.params["parallel"] for t in complete} == {"tp1_bound"}
+    experts = [t.user_attrs for t in crashed if t.params["parallel"] == "ep2_bound"]
+    unbound = [t.user_attrs for t in crashed if t.params["parallel"] == "tp2"]
+    assert experts and unbound and len(experts) + len(unbound) == len(crashed)
+    for attrs in experts:
         assert attrs["crash_stage"] == "warmup" and "index -1 is out of bounds" in attrs["crash_excerpt"]
-    for attrs in by_choice["tp2"]:
+    for attrs in unbound:
         assert "SGLANG_CPU_OMP_THREADS_BIND" in attrs["crash_excerpt"]
-    assert len({attrs["crash_signature"] for attrs in by_choice["ep2_bound"]}) == 1
+    assert len({attrs["crash_signature"] for attrs in experts}) == 1
     launched = [json.loads(file.read_text())["argv"] for file in folder.glob("launches/*/command.json")]
     assert 1 <= sum("--ep-size" in argv for argv in launched) <= 2
     assert (folder / "report.html").exists() and (folder / "launch.sh").exists()

@@ -50,6 +50,7 @@ class Worker:
         self.arguments = Arguments.from_json(seat.arguments)
         self.shape = Shape.load(Path(self.arguments.model))
         torch.set_num_threads(self.arguments.threads)
+        log.info("Init device %s.", self.arguments.device)
         self.device = pick_device(self.arguments.device, seat.dp_rank * self.arguments.tp_size + seat.tp_rank)
         self.dtype: torch.dtype = getattr(torch, self.arguments.dtype)
         self._join()
