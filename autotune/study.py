@@ -84,7 +84,7 @@ class Study:
             trial.set_user_attr(name, value)
         for param in self.space.params:
             if param.name in config:
-                _suggest(trial, param)
+                suggest(trial, param)
         return trial
 
     def tell(self, trial: optuna.Trial, outcome: Measurement | Crash, verdict: Verdict | None, *, cost_s: float,
@@ -194,13 +194,14 @@ def _planned_sampler(plan: Mapping[str, Value]) -> optuna.samplers.BaseSampler:
     return Planned()
 
 
-def _suggest(trial: optuna.Trial, param: Param) -> None:
+def suggest(trial: optuna.Trial, param: Param) -> Value:
+    """Have a trial's sampler choose one of a parameter's choices."""
     if param.step is None or len(param.choices) < 2:
-        trial.suggest_categorical(param.name, list(param.choices))
-    elif all(isinstance(c, int) for c in param.choices):
-        trial.suggest_int(param.name, int(param.choices[0]), int(param.choices[-1]), step=int(param.step))
-    else:
-        trial.suggest_float(param.name, float(param.choices[0]), float(param.choices[-1]), step=param.step)
+        chosen: Value = trial.suggest_categorical(param.name, list(param.choices))
+        return chosen
+    if all(isinstance(c, int) for c in param.choices):
+        return trial.suggest_int(param.name, int(param.choices[0]), int(param.choices[-1]), step=int(param.step))
+    return trial.suggest_float(param.name, float(param.choices[0]), float(param.choices[-1]), step=param.step)
 
 
 def _record(trial: optuna.trial.FrozenTrial) -> TrialRecord:

@@ -19,22 +19,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.records import Blame, Crash, Stage, Value
-from autotune.search.grid import Codes, Grid
+from autotune.search import hints
+from autotune.search.grid import Codes, Grid, Mask
 
 Floats = NDArray[np.float64]
 
-COMMON = (0.08, 0.012, 0.0015)
+RATE = 0.1
+COMMON = (0.15, 0.02, 0.003)
 """How common faulty single choices, pairs and triples of choices are, before anything is seen."""
-ENVIRONMENT = (0.5, 0.012, 0.0015)
+ENVIRONMENT = (0.5, 0.01, 0.001)
 """The same for crashes blamed on the environment: nearly always one feature that this host lacks."""
+ELSE = 0.02  # that a new configuration crashes for no reason among these
 SELF_ONLY = 0.004  # that a crash has to do with no smaller part of its configuration
 SEVERAL = 0.3  # discount for a hypothesis that several choices of a parameter fail alike
-ALWAYS = ((1.0, 0.9), (0.5, 0.06), (0.15, 0.04))
+ALWAYS = ((1.0, 0.85), (0.5, 0.1), (0.15, 0.05))
 """(how often a faulty configuration crashes, share of faults that are like this)."""
 UNSEEN_LOAD = 0.03  # that a load part which nothing was yet measured under ends a server
 SEEN_LOAD = 0.005
+VARIED = 0.3  # that a faulty choice shows itself by another signature the next time
 KEPT = 150  # hypotheses kept for a group
-PRIOR_WEIGHT = 12.0  # tested choices that the belief in COMMON[0] counts for
+PRIOR_WEIGHT = 20.0  # tested choices that the belief in COMMON[0] counts for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Group:
         rows = np.array([f.row[:self.columns] for f in failures])
         self.atom_column, self.atom_mask, atom_weight = self._atoms(rows)
         hits = self._hits(passed[:, :self.columns]).astype(float)
-        crashes = len(np.unique(rows, axis=0))
+        self.own = np.array(sorted({tuple(row) for row in rows.tolist()}), dtype=np.int16)
+        crashes = len(self.own)
         likelihood, rates = _strikes(crashes, len(passed)), _strikes(crashes + 1, len(passed))
         common = ENVIRONMENT if all(f.crash.blame is Blame.ENVIRONMENT for f in failures) else COMMON
         sets = _combinations(tuple(self.atom_column))
@@ -91,17 +96,30 @@ class Group:
         order_ = order_[joint[order_] > 1e-4 * joint[order_[0]]]
         self.weights: Floats = joint[order_] / max(self.evidence, 1e-300)
         self.rate: Floats = (rates[count] / np.maximum(likelihood[count], 1e-300))[order_]
-        flat = [tuple(int(a) for a in row) for index in sets for row in index] + [()]
-        self.hypotheses = [flat[i] for i in order_]
-        self.own = np.unique(rows, axis=0)
+        ends = np.cumsum([len(index) for index in sets])
+        self.hypotheses: list[tuple[int, ...]] = []
+        for i in order_.tolist():
+            order = int(np.searchsorted(ends, i, side="right"))
+            start = int(ends[order - 1]) if order else 0
+            self.hypotheses.append(tuple(sets[order][i - start].tolist()) if order < 3 else ())
 
     def chance_to_hit(self, rows: Codes) -> Floats:
         """(n,) probability that the cause is present in each row and strikes."""
-        hits = self._hits(rows[:, :self.columns])
-        out = np.zeros(len(rows))
-        for atoms, weight in zip(self.hypotheses, self.weights * self.rate, strict=True):
-            out += weight * self._present(atoms, hits, rows)
+        out: Floats = (self.weights * self.rate) @ self._presence(rows)
         return np.minimum(out, 1.0)
+
+    def part(self, column: int, code: int) -> float:
+        """Probability that a choice takes part in the cause, alone or with others."""
+        if not (self.own[:, column] == code).any():
+            return 0.0
+        return float(sum(w for atoms, w in zip(self.hypotheses, self.weights, strict=True)
+                         if any(self.atom_column[a] == column for a in atoms)))
+
+    def alone(self, column: int, code: int) -> float:
+        """Probability that a choice is the cause all by itself."""
+        return float(sum(w for atoms, w in zip(self.hypotheses, self.weights, strict=True)
+                         if len(atoms) == 1 and self.atom_column[atoms[0]] == column
+                         and self.atom_mask[atoms[0], code]))
 
     def culprits(self) -> list[Culprit]:
         """Hypotheses with their probabilities, the likeliest first. An empty `when`: no part of it alone."""
@@ -116,14 +134,19 @@ class Group:
             out[param.name] = tuple(c for i, c in enumerate(param.choices) if self.atom_mask[atom, i])
         return out
 
-    def _present(self, atoms: Sequence[int], hits: NDArray[np.bool_], rows: Codes) -> NDArray[np.bool_]:
-        if not atoms:
-            same: NDArray[np.bool_] = (rows[:, None, :self.columns] == self.own[None]).all(axis=2).any(axis=1)
-            return same
-        present = hits[atoms[0]]
-        for atom in atoms[1:]:
-            present = present & hits[atom]
-        return np.asarray(present, dtype=np.bool_)
+    def _presence(self, rows: Codes) -> Floats:
+        """(hypotheses, n): 1 where the hypothesis holds in the row."""
+        hits = self._hits(rows[:, :self.columns])
+        out = np.ones((len(self.hypotheses), len(rows)))
+        for order in (1, 2, 3):
+            which = [i for i, atoms in enumerate(self.hypotheses) if len(atoms) == order]
+            if which:
+                index = np.array([self.hypotheses[i] for i in which])
+                out[which] = np.logical_and.reduce([hits[index[:, k]] for k in range(order)])
+        for i, atoms in enumerate(self.hypotheses):
+            if not atoms:
+                out[i] = (rows[:, None, :self.columns] == self.own[None]).all(axis=2).any(axis=1)
+        return out
 
     def _hits(self, rows: Codes) -> NDArray[np.bool_]:
         """(atoms, n): whether each row has one of the atom's choices."""
@@ -148,7 +171,8 @@ class Group:
                 if len(option) < len(param.choices) + bool(param.when):
                     columns.append(column)
                     masks.append([i in option for i in range(widest)])
-                    weights.append(weight)
+                    chosen = tuple(c for i, c in enumerate(param.choices) if i in option)
+                    weights.append(weight * hints.weight(param, chosen, self.failures[0].crash))
         if not columns:
             return np.zeros(0, dtype=np.intp), np.zeros((0, widest), dtype=bool), np.zeros(0)
         return np.array(columns), np.array(masks), np.array(weights)
@@ -157,19 +181,33 @@ class Group:
 class CrashModel:
     """What the passes and crashes of a study say. A pure function of them."""
 
-    def __init__(self, grid: Grid, passed: Codes, served: Codes, failures: Sequence[Failure]) -> None:
-        """passed: (n, P) server parts that came up; served: (m, D) configurations measured without a crash."""
+    def __init__(self, grid: Grid, passed: Codes, served: Codes, failures: Sequence[Failure],
+                 earlier: CrashModel | None = None) -> None:
+        """passed: (n, P) server parts that came up; served: (m, D) configurations measured without a crash.
+
+        `earlier` is a model of the same study from which unchanged groups are taken over, to save time.
+        """
         self.grid = grid
+        self.failures = tuple(failures)
+        self._made: dict[tuple[int, ...], Group] = {}
+        self._earlier: dict[tuple[int, ...], Group] = earlier._made if earlier else {}
         self.passed, self.served = passed, served
         signatures: dict[tuple[str, bool], list[Failure]] = {}
         for failure in failures:
             signatures.setdefault((failure.crash.signature, failure.loaded), []).append(failure)
         self.groups = [g for fails in signatures.values() for g in self._split(fails)]
+        self._earlier = {}
         faulty = sum(float(g.weights[[len(h) == 1 for h in g.hypotheses]].sum()) for g in self.groups if not g.loaded)
-        self._seen = [np.isin(np.arange(len(p.choices) + 1), passed[:, i]) for i, p in enumerate(grid.server_params)]
-        tested = float(sum(s.sum() for s in self._seen)) + faulty
-        self.rate = (COMMON[0] * PRIOR_WEIGHT + faulty) / (PRIOR_WEIGHT + tested)
+        self.seen = [np.zeros(len(p.choices) + 1, dtype=bool) for p in grid.server_params]
+        for i, seen in enumerate(self.seen):
+            seen[passed[:, i]] = True
+        tested = float(sum(s.sum() for s in self.seen)) + faulty
+        self.rate = (RATE * PRIOR_WEIGHT + faulty) / (PRIOR_WEIGHT + tested)
         """How common faulty single choices are here, by now."""
+        self.pair_rate = COMMON[1] * self.rate / RATE
+        self._paired = np.zeros(grid.pair_count, dtype=bool)
+        self._paired[grid.pair_codes(passed).ravel()] = True
+        self._shared = self._in_several_groups()
 
     def chance(self, servers: Codes) -> Floats:
         """(n,) probability that each server part comes up."""
@@ -177,19 +215,67 @@ class CrashModel:
         for group in self.groups:
             if not group.loaded:
                 chance = chance * (1 - group.chance_to_hit(servers))
+        for column, code, factor in self._shared:
+            chance = np.where(servers[:, column] == code, chance * factor, chance)
         return chance
+
+    def _in_several_groups(self) -> list[tuple[int, int, float]]:
+        """(column, code, factor on the chance) of choices that may be the one cause behind several signatures.
+
+        The groups are weighed as if their causes were unrelated; that one faulty choice shows itself in several ways
+        needs one fault only. With a = probability in a group that the choice alone is its cause, the odds that it is
+        faulty are rate * (prod(1 + q a / (rate (1 - a))) - 1), q = 1 for one group and VARIED for the others.
+        """
+        out = []
+        groups = [g for g in self.groups if not g.loaded]
+        for column, seen in enumerate(self.seen):
+            for code in np.flatnonzero(~seen).tolist():
+                parts = sorted((a for g in groups if (a := g.alone(column, code)) > 0.01), reverse=True)
+                if len(parts) > 1:
+                    apart = float(np.prod([1 - a for a in parts]))
+                    odds = np.prod([1 + (VARIED if i else 1.0) * a / (self.rate * (1 - a + 1e-6))
+                                    for i, a in enumerate(parts)]) - 1
+                    out.append((column, code, min(1.0, float(1 / (1 + self.rate * odds)) / max(apart, 1e-9))))
+        return out
 
     def unseen(self, servers: Codes) -> Floats:
         """(n,) probability that no cause strikes which has not shown itself yet."""
-        new = [~seen[servers[:, i]] for i, seen in enumerate(self._seen)]
-        hazard = self.rate * np.sum(new, axis=0, dtype=float)
-        pair_rate = COMMON[1] * self.rate / COMMON[0]
-        for (i, p), (j, q) in itertools.combinations(enumerate(self.grid.server_params), 2):
-            together = np.zeros((len(p.choices) + 1, len(q.choices) + 1), dtype=bool)
-            together[self.passed[:, i], self.passed[:, j]] = True
-            hazard += pair_rate * ~together[servers[:, i], servers[:, j]]
-        out: Floats = np.exp(-hazard)
+        singles, pairs = self._novelty(servers)
+        out: Floats = np.exp(-ELSE * pairs.any(axis=1) - self.rate * singles.sum(axis=1)
+                             - self.pair_rate * pairs.sum(axis=1))
         return out
+
+    def _novelty(self, servers: Codes) -> tuple[Mask, Mask]:
+        """(n, P) choices and (n, pairs) pairs of choices that never passed."""
+        singles = np.stack([~seen[servers[:, i]] for i, seen in enumerate(self.seen)], axis=1)
+        return singles, ~self._paired[self.grid.pair_codes(servers)]
+
+    def suspects(self) -> list[tuple[int, int, float]]:
+        """(column, code, probability that it takes part in a cause) of server choices that never came up."""
+        out = []
+        for column, seen in enumerate(self.seen):
+            for code in np.flatnonzero(~seen).tolist():
+                innocent = 1.0
+                for group in self.groups:
+                    innocent *= 1 - group.part(column, code)
+                if innocent < 1:
+                    out.append((column, code, 1 - innocent))
+        return out
+
+    def combinations(self) -> list[tuple[dict[int, tuple[int, ...]], float]]:
+        """(codes by column, probability) of the likeliest cause of each group, where several choices make it up."""
+        out = []
+        for group in self.groups:
+            atoms = group.hypotheses[0]
+            if len(atoms) > 1 and not group.loaded:
+                when = {int(group.atom_column[a]): tuple(np.flatnonzero(group.atom_mask[a]).tolist()) for a in atoms}
+                out.append((when, float(group.weights[0])))
+        return out
+
+    def culprits(self) -> list[Culprit]:
+        """What may have caused the crashes, for people: the likely hypotheses of every group, likeliest first."""
+        found = [c for group in self.groups for c in group.culprits() if c.probability > 0.05]
+        return sorted(found, key=lambda c: -c.probability)
 
     def chance_serving(self, servers: Codes) -> Floats:
         """(n, L) probability that a live server of each part survives each load part."""
@@ -207,19 +293,26 @@ class CrashModel:
     def _split(self, failures: list[Failure]) -> list[Group]:
         """One group where one cause explains all; else crashes join, one by one, the group they fit best."""
         passed = self.served if any(f.loaded for f in failures) else self.passed
-        whole = Group(self.grid, failures, passed)
+        whole = self._group(failures, passed)
         if len(failures) == 1 or whole.evidence > 1e-3 * COMMON[2]:
             return [whole]
         groups: list[Group] = []
         for failure in failures:
-            alone = Group(self.grid, [failure], passed)
-            joined = [Group(self.grid, [*g.failures, failure], passed) for g in groups]
+            alone = self._group([failure], passed)
+            joined = [self._group([*g.failures, failure], passed) for g in groups]
             gains = [j.evidence / (g.evidence * alone.evidence) for j, g in zip(joined, groups, strict=True)]
             if gains and max(gains) > 1:
                 groups[int(np.argmax(gains))] = joined[int(np.argmax(gains))]
             else:
                 groups.append(alone)
         return groups
+
+
+    def _group(self, failures: Sequence[Failure], passed: Codes) -> Group:
+        key = (len(passed), *(id(f) for f in failures))
+        if key not in self._made:
+            self._made[key] = self._earlier.get(key) or Group(self.grid, failures, passed)
+        return self._made[key]
 
 
 def _strikes(crashes: int, most: int) -> Floats:

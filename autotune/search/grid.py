@@ -9,6 +9,7 @@ A code is the index of a choice; a parameter that does not exist there has the c
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -36,8 +37,18 @@ class Grid:
         self._column = {p.name: i for i, p in enumerate(self.params)}
         self._code = [{_exact(c): i for i, c in enumerate(p.choices)} for p in self.params]
         self.width = len(self.server_params)
+        sizes = [len(p.choices) + 1 for p in self.server_params]
+        self._pairs = list(itertools.combinations(range(self.width), 2))
+        offsets = np.cumsum([0] + [sizes[i] * sizes[j] for i, j in self._pairs])
+        self._pair_offset, self.pair_count = offsets[:-1], int(offsets[-1])
+        self._pair_left = np.array([i for i, _ in self._pairs], dtype=np.intp)
+        self._pair_right = np.array([j for _, j in self._pairs], dtype=np.intp)
+        self._pair_size = np.array([sizes[j] for _, j in self._pairs], dtype=np.intp)
         self.load_rows = self._walk(self.load_params, self.width)
+        self._whole_pairs: NDArray[np.intp] | None = None
         self.whole = self._filtered(self._walk(self.server_params, 0)) if space.size() <= most else None
+        if self.whole is not None:
+            self._whole_pairs = self.pair_codes(self.whole)
 
     def encode(self, config: Config, params: Sequence[Param]) -> Codes:
         """Codes of `params` in a configuration. Raises KeyError for a value that is not a choice."""
@@ -55,6 +66,14 @@ class Grid:
         if not found.size:
             raise KeyError(f"{dict(load)} is not a load part of {self.space.name}")
         return int(found[0])
+
+    def pair_codes(self, servers: Codes) -> NDArray[np.intp]:
+        """(n, pairs) one number below `pair_count` for each pair of choices."""
+        if servers is self.whole and self._whole_pairs is not None:
+            return self._whole_pairs
+        left, right = servers[:, self._pair_left], servers[:, self._pair_right]
+        out: NDArray[np.intp] = self._pair_offset + left.astype(np.intp) * self._pair_size + right
+        return out
 
     def decode(self, row: Codes, params: Sequence[Param]) -> dict[str, Value]:
         return {p.name: p.choices[int(c)] for p, c in zip(params, row, strict=True) if int(c) < len(p.choices)}
@@ -79,7 +98,9 @@ class Grid:
             change = rng.random(near.shape) < rng.choice([1.0, 2.0, 4.0], size=(len(near), 1)) / self.width
             change[-len(self._steps(centre)):] = False
             blocks.append(np.where(change | (near == sizes), fresh, near))
-        return self._filtered(np.unique(self._settle(np.concatenate(blocks)), axis=0))
+        rows = self._settle(np.concatenate(blocks))
+        flat = rows.astype(np.int64) @ rng.integers(1, 2 ** 40, size=self.width)  # equal for equal rows
+        return self._filtered(rows[np.unique(flat, return_index=True)[1]])
 
     def allowed(self, rows: Codes) -> Mask:
         """(n, L): whether each load part exists and is not forbidden on each server part."""

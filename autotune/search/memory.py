@@ -12,8 +12,12 @@ from autotune.records import Blame, Config, Crash, Stage
 from autotune.search.crashes import Failure
 from autotune.search.grid import Codes, Grid
 from autotune.search.protocol import Measured, Observation
+from autotune.search.value import Data
 
 Key = tuple[int, ...]
+LEAST_NOISE = 0.002
+MOST_INVALID = 2
+"""Invalid measurements of one configuration after which it is not tried again."""
 NOISE = 0.02
 """Relative standard deviation of a measurement when nothing says how large it is."""
 
@@ -43,6 +47,8 @@ class Memory:
         self.launch_s: list[float] = []
         self.crash_s: list[float] = []
         self.measure_s: list[float] = []
+        self.limits: list[str] = []
+        self._points: dict[tuple[Key, int], tuple[NDArray[np.float64], float]] = {}
         self.passes = 0
         self.last_good: Key | None = None
         self.environment: list[tuple[int, Key, Crash]] = []  # (launches that passed before it, server, crash)
@@ -73,17 +79,24 @@ class Memory:
         if observation.launch_s > 0:
             self.launch_s.append(observation.launch_s)
         server.values.setdefault(load, []).append(observation.outcome)
+        self._summarise(key, load)
 
     def dead(self, server: Server) -> bool:
-        """Whether a server part crashed at its start and is not to be launched again (a transient crash is retried)."""
-        if server.came_up or not server.launch_crashes:
-            return False
-        return len(server.launch_crashes) > 1 or server.launch_crashes[0].blame is not Blame.TRANSIENT
+        """Whether a server part crashed at its start and is not to be launched again.
 
-    def dead_loads(self, server: Server) -> list[int]:
-        """Load parts that ended this server."""
-        return [load for load, crashes in server.load_crashes.items()
-                if len(crashes) > 1 or crashes[0].blame is not Blame.TRANSIENT]
+        A transient crash is retried, and so is one of a server that came up at another time: once.
+        """
+        crashes = server.launch_crashes
+        if len(crashes) > 1:
+            return True
+        return bool(crashes) and not server.came_up and crashes[0].blame is not Blame.TRANSIENT
+
+    def settled(self, server: Server) -> set[int]:
+        """Load parts not to be measured on a server for their own sake: known, twice invalid, or its end."""
+        known = {load for load, seen in server.values.items()
+                 if len(seen) >= MOST_INVALID or any(m.value is not None for m in seen)}
+        return known | {load for load, crashes in server.load_crashes.items()
+                        if len(crashes) > 1 or crashes[0].blame is not Blame.TRANSIENT}
 
     def _crash(self, server: Server, key: Key, load: int | None, observation: Observation, crash: Crash) -> None:
         tail = self.grid.load_rows[load] if load is not None else np.full(len(self.grid.load_params), -1, np.int16)
@@ -117,29 +130,28 @@ class Memory:
         rows = [np.concatenate([s.row, self.grid.load_rows[j]]) for s in self.servers.values() for j in s.values]
         return _stack(rows, len(self.grid.params))
 
-    def measurements(self, limits: list[str]) -> tuple[Codes, NDArray[np.intp], NDArray[np.float64],
-                                                       NDArray[np.float64]]:
+    def measurements(self) -> Data:
         """Mean log objective and log limit ratios per configuration with a value, and the sd of their noise."""
-        rows, loads, y, noise = [], [], [], []
-        for server in self.servers.values():
-            for load, seen in server.values.items():
-                valid = [m for m in seen if m.value is not None and m.value > 0]
-                if not valid:
-                    continue
-                rows.append(server.row)
-                loads.append(load)
-                y.append(np.mean([[math.log(m.value or 1.0), *_ratios(m, limits)] for m in valid], axis=0))
-                spread = [m.relative_noise or NOISE for m in valid]
-                noise.append(max(2e-3, float(np.mean(spread)) / math.sqrt(len(valid))))
-        return (_stack(rows, self.grid.width), np.array(loads, dtype=np.intp),
-                np.array(y).reshape(len(rows), 1 + len(limits)), np.array(noise))
+        rows = [self.servers[key].row for key, _ in self._points]
+        return Data(_stack(rows, self.grid.width), np.array([load for _, load in self._points], dtype=np.intp),
+                    np.array([y for y, _ in self._points.values()]).reshape(len(rows), 1 + len(self.limits)),
+                    np.array([noise for _, noise in self._points.values()]))
 
-    def limits(self) -> list[str]:
-        """Names of the limits that any measurement was held against."""
-        names = {name for s in self.servers.values() for seen in s.values.values() for m in seen for name in m.ratios}
-        broken = any(not m.feasible and not m.violations
-                     for s in self.servers.values() for seen in s.values.values() for m in seen)
-        return sorted(names) + ([""] if broken else [])
+    def _summarise(self, key: Key, load: int) -> None:
+        """Bring the point of one configuration up to date; a limit never heard of before redoes them all."""
+        new = {name for m in self.servers[key].values[load] for name in _names(m)} - set(self.limits)
+        if new:
+            self.limits = sorted({*self.limits, *new})
+            for other in self._points:
+                self._point(*other)
+        self._point(key, load)
+
+    def _point(self, key: Key, load: int) -> None:
+        valid = [m for m in self.servers[key].values[load] if m.value is not None and m.value > 0]
+        if valid:
+            y = np.mean([[math.log(m.value or 1.0), *_ratios(m, self.limits)] for m in valid], axis=0)
+            noise = sum(m.relative_noise or NOISE for m in valid) / len(valid)
+            self._points[key, load] = (y, max(LEAST_NOISE, noise / math.sqrt(len(valid))))
 
     def feasible(self) -> list[tuple[Key, int]]:
         """Configurations that kept every limit in (the majority of) their valid measurements."""
@@ -152,8 +164,13 @@ class Memory:
         return out
 
 
+def _names(measured: Measured) -> list[str]:
+    """Limits that a measurement was held against; the name `` stands for a failure that has no ratio."""
+    return [*measured.ratios, *([] if measured.feasible or measured.violations else [""])]
+
+
 def _ratios(measured: Measured, limits: list[str]) -> list[float]:
-    """Log of measured / limit per name; the name `` stands for a failure that has no ratio."""
+    """Log of measured / limit per name."""
     out = []
     for name in limits:
         if name:

@@ -6,6 +6,7 @@ Gains are natural logs of the objective's ratio to the best so far: for small on
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,11 @@ from autotune.search.value import Posterior, expected_improvement, normal_cdf
 Floats = NDArray[np.float64]
 
 BLIND_GAIN = 0.1  # expected gain of a launch while nothing was measured
-UPPER = 1.28  # sds above the mean that are still plausible (the 90 % quantile)
-CRASH_WEIGHT = 0.5  # a crash counts this share of a whole launch even when it is over sooner: it teaches less
+UPPER = 1.64  # sds above the mean that are still plausible (the 95 % quantile)
+CRASH_WEIGHT = 0.5  # a crash costs at least this share of a whole launch: it may be over sooner, but it teaches less
 DEFAULT_LAUNCH_S = 300.0
 DEFAULT_MEASURE_S = 30.0
+USUAL_LOADS = 2  # load parts measured on a launch, for its cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +50,8 @@ class Outlook:
     chance: Floats  # (n,) that the launch comes up
     gains: Floats  # (n, L) expected gain of measuring there on the live server
     gain: Floats  # (n,) of the best load part
-    upper: Floats  # (n,) plausible gain, at the 90 % quantile
+    upper: Floats  # (n,) plausible gain, at the 95 % quantile
     cost_s: Floats  # (n,)
-    score: Floats  # (n,) expected gain per second
 
     @property
     def expected(self) -> Floats:
@@ -59,32 +60,36 @@ class Outlook:
 
 
 def look(grid: Grid, memory: Memory, posterior: Posterior | None, crashes: CrashModel, rows: Codes,
-         best: float | None, busy: set[Key]) -> Outlook:
+         best: float | None, busy: AbstractSet[Key]) -> Outlook:
     """`best` is the log objective of the best so far, None while nothing feasible was measured."""
     serving = crashes.chance_serving(rows) * grid.allowed(rows)
     if posterior is None:
         gains = upper = np.full(serving.shape, BLIND_GAIN)
     else:
-        seen = posterior.predict(rows)
-        level = best if best is not None else float(posterior.level - 1.0)
-        gains = expected_improvement(seen.mean, seen.sd, level)
-        upper = np.maximum(seen.mean + UPPER * seen.sd - level, 0.0)
-        for ratio in seen.ratios:
-            gains = gains * normal_cdf(-ratio / seen.sd)
-            upper = upper * (ratio < UPPER * seen.sd)
+        level = best if best is not None else posterior[0][1].level - 1.0
+        gains, upper = np.zeros((2, *serving.shape))
+        for weight, one in posterior:
+            seen = one.predict(rows)
+            some = weight * expected_improvement(seen.mean, seen.sd, level)
+            high = np.maximum(seen.mean + UPPER * seen.sd - level, 0.0)
+            for ratio in seen.ratios:
+                some = some * normal_cdf(-ratio / seen.sd)
+                high = high * (ratio < UPPER * seen.sd)
+            gains += some
+            upper = np.maximum(upper, high)
     gains, upper = gains * serving, upper * (serving > 0.05)
-    for server in memory.servers.values():
+    for key, server in memory.servers.items():
+        if key in busy or memory.dead(server):
+            gone: list[int] | slice = slice(None)
+        else:
+            gone = sorted(memory.settled(server))
         for i in np.flatnonzero((rows == server.row).all(axis=1)):
-            for load in {*server.values, *memory.dead_loads(server)}:
-                gains[i, load] = upper[i, load] = 0.0
-            if memory.dead(server):
-                gains[i] = upper[i] = 0.0
+            gains[i, gone] = upper[i, gone] = 0.0
     for key in busy:
         hit = (rows == np.array(key, dtype=np.int16)).all(axis=1)
         gains[hit] = upper[hit] = 0.0
     costs = Costs.of(memory)
     chance = crashes.chance(rows)
     crash_s = CRASH_WEIGHT * costs.launch_s + (1 - CRASH_WEIGHT) * costs.crash_s
-    cost_s = chance * (costs.launch_s + 2 * costs.measure_s) + (1 - chance) * crash_s
-    gain = gains.max(axis=1)
-    return Outlook(rows, chance, gains, gain, upper.max(axis=1), cost_s, gain * chance / cost_s)
+    cost_s = chance * (costs.launch_s + USUAL_LOADS * costs.measure_s) + (1 - chance) * crash_s
+    return Outlook(rows, chance, gains, gains.max(axis=1), upper.max(axis=1), cost_s)

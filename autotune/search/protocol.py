@@ -23,10 +23,34 @@ class StopKind(enum.StrEnum):
 
     LAUNCHES = "launches"  # the budget of launches is used
     HOURS = "hours"  # the budget of hours is used
+    TRIALS = "trials"  # the budget of trials is used
     GAIN = "gain"  # no launch left is expected to add enough
     EXHAUSTED = "exhausted"  # every configuration was measured or is closed
     CRASHES = "crashes"  # nothing served, and nothing left has a fair chance to
     HOST = "host"  # this host cannot run even the last good configuration
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """When to stop. None: no such limit.
+
+    `gain` is the least expected gain of a launch (crashes counted) that is worth making it, as a share of the best.
+    """
+
+    launches: int | None = None
+    hours: float | None = None
+    gain: float = 0.003
+    trials: int | None = None
+
+    def spent(self, launches: int, seconds: float, trials: int) -> Stop | None:
+        """The stop when a budget is used up, None while all have something left."""
+        if self.launches is not None and launches >= self.launches:
+            return Stop(StopKind.LAUNCHES, f"all {self.launches} launches are used")
+        if self.hours is not None and seconds >= self.hours * 3600:
+            return Stop(StopKind.HOURS, f"all {self.hours:g} hours are used")
+        if self.trials is not None and trials >= self.trials:
+            return Stop(StopKind.TRIALS, f"all {self.trials} trials are used")
+        return None
 
 
 @dataclasses.dataclass(frozen=True)

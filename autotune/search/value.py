@@ -18,6 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.records import Value
 from autotune.search.grid import Codes, Grid
 from autotune.space import Param
 
@@ -25,12 +26,30 @@ Floats = NDArray[np.float64]
 
 OVERALL = 1.0  # sd of the unknown level, after the mean is taken out
 LOAD = 0.8  # sd of the curve over the load
-STRENGTHS = ((0.02, 0.4), (0.07, 0.3), (0.2, 0.22), (0.5, 0.08))
+STRENGTHS = ((0.02, 0.3), (0.07, 0.38), (0.2, 0.26), (0.4, 0.06))
 """(sd of one parameter's effects, share of parameters that are like this)."""
-PAIRS = (0.05, 0.15)  # variance of a pair's effect, as a share of the product of the two parameters' sds
-UNDER_LOAD = (0.1, 0.5)  # variance of a parameter's effect under one load, as a share of its own
+PAIRS = (0.03, 0.12, 0.5)  # variance of a pair's effect, as a share of the product of the two parameters' sds
+PRIOR_PAIR = (.6, .3, .1)
+UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own
+RESIDUAL = 0.02
+UNSEEN = 0.2
+DOWN = 0.03
 SWEEPS = 2
 MOST = 400  # observations kept; beyond them the best ones and a spread of the others
+
+
+Strengths = tuple[Floats, tuple[float, float]]
+"""Variance of each parameter's effects, (share of pairs, share under a load)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """rows: (n, P) server codes; loads: (n,) rows of grid.load_rows; y: (n, 1 + limits) logs; noise: (n,) sd."""
+
+    rows: Codes
+    loads: NDArray[np.intp]
+    y: Floats
+    noise: Floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +71,31 @@ class ValueModel:
         self.grid = grid
         self.server_tables = [_likeness(p) for p in grid.server_params]
         self.load_tables = [_likeness(p, smooth=0.9) for p in grid.load_params]
+        self.server_means = [_means(p, grid.space.baseline.get(p.name)) for p in grid.server_params]
 
-    def fit(self, rows: Codes, loads: NDArray[np.intp], y: Floats, noise: Floats) -> Posterior:
-        """rows: (n, P) server codes; loads: (n,) rows of grid.load_rows; y: (n, 1 + limits) logs; noise: (n,) sd."""
-        centre: Floats = np.mean(y, axis=0)
+        self.naming = np.random.default_rng(0).integers(1, 2 ** 40, size=grid.width)
+
+    def prior(self, rows: Codes) -> Floats:
+        """(n,) prior mean of the log objective of server parts, relative to the baseline."""
+        return _sum([means[rows[:, i]] for i, means in enumerate(self.server_means)], np.zeros(len(rows)))
+
+    def fit(self, data: Data, strengths: Strengths) -> Posterior:
+        """The posterior, given how strong effects are."""
+        centre = np.asarray(data.y.mean(axis=0), dtype=np.float64)
+        prior = self.prior(data.rows)
+        centre[0] -= prior.mean()
+        base, loaded = self.kernel(data.rows, data.rows, *strengths)
+        k = base + self._load_likeness(data.loads, data.loads) * loaded + np.diag(data.noise ** 2)
+        return Posterior(self, data, centre, prior, strengths, np.linalg.cholesky(k))
+
+    def strengths(self, data: Data) -> Strengths:
+        """How strong effects are: weighed, one parameter after the other, by marginal likelihood."""
+        rows, loads = data.rows, data.loads
+        y, noise = data.y[:, 0] - self.prior(rows), data.noise
+        y = y - y.mean()
         like = [table[rows[:, i]][:, rows[:, i]] for i, table in enumerate(self.server_tables)]
         v = self._load_likeness(loads, loads)
-        diagonal = np.diag(noise ** 2)
+        diagonal = RESIDUAL ** 2 * (self._names(rows)[:, None] == self._names(rows)[None, :]) + np.diag(noise ** 2)
         strengths, prior = np.array([s for s, _ in STRENGTHS]), np.log([w for _, w in STRENGTHS])
         variance = np.full(len(like), float((np.exp(prior) * strengths ** 2).sum()))
         share = (PAIRS[0], UNDER_LOAD[0])
@@ -72,7 +109,7 @@ class ValueModel:
                 singles = first + g ** 2 * u
                 pairs = (linear ** 2 - squares) / 2 + g * u * linear
                 k = OVERALL ** 2 + singles + share[0] * pairs + v * (LOAD ** 2 + share[1] * singles) + diagonal
-                weight = prior + _evidence(k, y[:, 0] - centre[0])
+                weight = prior + _evidence(k, y)
                 weight = np.exp(weight - weight.max())
                 variance[i] = float((weight * strengths ** 2).sum() / weight.sum())
             first = _sum([variance[j] * u for j, u in enumerate(like)], v)
@@ -82,21 +119,28 @@ class ValueModel:
             options = list(itertools.product(PAIRS, UNDER_LOAD))
             k = np.stack([OVERALL ** 2 + first + a * pairs + v * (LOAD ** 2 + b * first) + diagonal
                           for a, b in options])
-            share = options[int(np.argmax(_evidence(k, y[:, 0] - centre[0])))]
-        k = OVERALL ** 2 + first + share[0] * pairs + v * (LOAD ** 2 + share[1] * first) + diagonal
-        factor = np.asarray(np.linalg.cholesky(k), dtype=np.float64)
-        white = np.asarray(np.linalg.solve(factor, y - centre), dtype=np.float64)
-        return Posterior(self, rows, loads, centre, variance, share, factor, white)
+            ev = _evidence(k, y) + np.log([PRIOR_PAIR[PAIRS.index(a)] for a, _ in options])
+            share = options[int(np.argmax(ev))]
+        w = np.exp(ev - ev.max()); w /= w.sum()
+        self.mix = sorted(zip(w.tolist(), options), reverse=True)
+        return variance, share
 
     def kernel(self, a: Codes, b: Codes, variance: Floats, share: tuple[float, float]) -> tuple[Floats, Floats]:
         """The kernel as (part free of the load, part that multiplies the likeness of loads), each (len(a), len(b))."""
         first, linear, squares = np.zeros((3, len(a), len(b)))
         for i, table in enumerate(self.server_tables):
-            u = table[a[:, i]][:, b[:, i]]
-            first += variance[i] * u
-            linear += math.sqrt(variance[i]) * u
-            squares += variance[i] * u * u
-        return OVERALL ** 2 + first + share[0] * (linear ** 2 - squares) / 2, LOAD ** 2 + share[1] * first
+            u = np.take(math.sqrt(variance[i]) * table[a[:, i]], b[:, i], axis=1)
+            linear += u
+            first += math.sqrt(variance[i]) * u
+            u *= u
+            squares += u
+        own = RESIDUAL ** 2 * (self._names(a)[:, None] == self._names(b)[None, :])
+        return OVERALL ** 2 + own + first + share[0] * (linear ** 2 - squares) / 2, LOAD ** 2 + share[1] * first
+
+    def _names(self, rows: Codes) -> NDArray[np.int64]:
+        """(n,) equal for equal rows."""
+        out: NDArray[np.int64] = rows.astype(np.int64) @ self.naming
+        return out
 
     def _load_likeness(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
         out = np.ones((len(a), len(b)))
@@ -109,11 +153,18 @@ class ValueModel:
 class Posterior:
     """What is believed after the observations."""
 
-    def __init__(self, model: ValueModel, rows: Codes, loads: NDArray[np.intp], centre: Floats, variance: Floats,
-                 share: tuple[float, float], factor: Floats, solved: Floats) -> None:
-        self.model, self.rows, self.loads, self.centre = model, rows, loads, centre
-        self.variance, self.share, self.solved = variance, share, solved
+    def __init__(self, model: ValueModel, data: Data, centre: Floats, prior: Floats, strengths: Strengths, factor: Floats) -> None:
+        self.model, self.rows, self.loads, self.centre = model, data.rows, data.loads, centre
+        self.variance, self.share = strengths
         self.inverse = np.linalg.inv(factor)
+        rest = data.y - centre
+        rest[:, 0] -= prior
+        self.solved = self.inverse @ rest
+        self.fresh = []
+        for i, param in enumerate(model.grid.server_params):
+            fresh = np.ones(len(param.choices) + 1, dtype=bool)
+            fresh[data.rows[:, i]] = False
+            self.fresh.append(fresh * (0.0 if param.numeric else max(0.0, UNSEEN ** 2 - float(self.variance[i]))))
         self.level = float(centre[0])
         """Mean log objective of what was measured."""
 
@@ -123,7 +174,7 @@ class Posterior:
         every = np.arange(len(model.grid.load_rows))
         base, loaded = model.kernel(self.rows, rows, self.variance, self.share)
         root = np.sqrt(self.variance)
-        prior = (OVERALL ** 2 + LOAD ** 2 + (1 + self.share[1]) * self.variance.sum()
+        prior = (OVERALL ** 2 + RESIDUAL ** 2 + LOAD ** 2 + (1 + self.share[1]) * self.variance.sum()
                  + self.share[0] * (root.sum() ** 2 - self.variance.sum()) / 2)
         v = model._load_likeness(self.loads, every)
         half = self.inverse @ base
@@ -134,6 +185,8 @@ class Posterior:
             variance[:, j] = prior - np.einsum("ij,ij->j", cross, cross)
             mean[:, :, j] = self.solved.T @ cross
         mean += self.centre[:, None, None]
+        mean[0] += model.prior(rows)[:, None]
+        variance += sum(extra[rows[:, i]] for i, extra in enumerate(self.fresh))[:, None]
         return Prediction(mean[0], np.sqrt(np.maximum(variance, 1e-10)), mean[1:])
 
 
@@ -146,6 +199,15 @@ def _evidence(k: Floats, y: Floats) -> Floats:
     factor = np.linalg.cholesky(k)
     solved = np.linalg.solve(factor, np.broadcast_to(y[:, None], (*k.shape[:2], 1)))[..., 0]
     out: Floats = -0.5 * (solved ** 2).sum(axis=1) - np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
+    return out
+
+
+def _means(param: Param, usual: Value | None) -> Floats:
+    """(choices + 1,) prior mean of the log factor of each choice against the baseline's."""
+    out = np.full(len(param.choices) + 1, -DOWN)
+    for i, choice in enumerate((*param.choices, None)):
+        if choice == usual and type(choice) is type(usual):
+            out[i] = 0.0
     return out
 
 
@@ -169,7 +231,7 @@ def normal_cdf(z: Floats) -> Floats:
     return np.where(z >= 0, upper, 1 - upper)
 
 
-def expected_improvement(mean: Floats, sd: Floats, best: float) -> Floats:
+def expected_improvement(mean: Floats, sd: Floats, best: float | Floats) -> Floats:
     """Expected amount by which a normal exceeds `best` (Mockus 1978)."""
     z = (mean - best) / sd
     return (mean - best) * normal_cdf(z) + sd * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)

@@ -40,12 +40,15 @@ def _draw(rng: random.Random, name: str, lowest: float, highest: float) -> Table
     params = _params(rng)
     levels = rng.choice([[1, 8, 32, 64], [8, 32, 64, 128], [1, 8, 32, 64, 128], [1, 8, 32, 64, 128, 256], [4, 16, 64]])
     strength = rng.choice([0.04, 0.08, 0.15])
+    written = rng.random() < 0.5
+    rates = _few_factors(rng, params, levels) if written else _factors(rng, params, levels, strength)
+    watts = _few_factors(rng, params, levels)[:2] if written else _factors(rng, params, levels, strength / 4, 0.4)
     spec: dict[str, Any] = {
         "name": name, "client_params": ["concurrency"], "params": {**params, "concurrency": levels},
         "baseline": {}, "launch_s": rng.choice([40, 90, 180, 300, 540, 900]), "measure_s": rng.choice([20, 30, 45, 60]),
         "noise_cv": rng.choice([0.004, 0.01, 0.015, 0.03]),
-        "tokens_per_s": {"by_concurrency": _curve(rng, levels), "factors": _factors(rng, params, levels, strength)},
-        "watts": {"by_concurrency": _watts(rng, levels), "factors": _factors(rng, params, levels, strength / 4, 0.4)},
+        "tokens_per_s": {"by_concurrency": _curve(rng, levels), "factors": rates},
+        "watts": {"by_concurrency": _watts(rng, levels), "factors": watts},
         "crashes": [],
     }
     trap = rng.random() < 0.3
@@ -110,6 +113,25 @@ def _factors(rng: random.Random, params: dict[str, list[Any]], levels: list[int]
             cut = rng.randint(1, len(levels) - 1)
             when["concurrency"] = levels[cut:] if rng.random() < 0.7 else levels[:cut]
         factors.append({"when": when, "times": _effect(rng, strength * 0.8)})
+    return factors
+
+
+def _few_factors(rng: random.Random, params: dict[str, list[Any]], levels: list[int]) -> list[dict[str, Any]]:
+    """As a person writes a table: round figures, most choices neutral, one or two parameters that matter much."""
+    factors: list[dict[str, Any]] = []
+    leads = set(rng.sample(sorted(params), rng.choice([1, 1, 2])))
+    for name, choices in params.items():
+        for choice in choices[1:] if rng.random() < 0.7 else choices[:-1]:
+            if rng.random() < 0.55:
+                times = rng.uniform(0.7, 1.4) if name in leads else rng.uniform(0.85, 1.08)
+                factors.append({"when": {name: choice}, "times": round(times, 2)})
+    for _ in range(rng.randint(1, 6)):
+        when = _conjunction(rng, params, rng.choice([1, 1, 2]))
+        if len(when) == 1 or rng.random() < 0.4:
+            cut = rng.randint(1, len(levels) - 1)
+            when["concurrency"] = levels[cut:] if rng.random() < 0.6 else levels[:cut]
+        factors.append({"when": when, "times": round(rng.uniform(0.8, 1.2), 2)})
+    rng.shuffle(factors)
     return factors
 
 

@@ -36,8 +36,13 @@ class Run:
     launches: int
     crashed: int
     hours: float
-    stop: str
+    stop: Stop | None  # None: the simulated hours or launches were used
     forecasts: tuple[tuple[float, bool], ...]  # (stated chance, whether the launch came up) per launch
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the strategy ended the study."""
+        return self.stop is not None
 
     @property
     def final_share(self) -> float:
@@ -61,6 +66,7 @@ class Cluster:
         self.seed = seed
         self.blame = blame
         self.attempts: dict[str, int] = {}
+        self.measured = 0
 
     def launch(self, server: Config, load: Config) -> Observation | None:
         """None when the server came up; the crash otherwise."""
@@ -80,7 +86,8 @@ class Cluster:
         if rule is not None and (rule["stage"] == "serving" or set(rule["when"]) & self.table.client_params):
             seconds = measure_s if rule["stage"] == "serving" else float(rule["after_s"])
             return Observation(server, load, self._crash(rule), launch_s + seconds, launch_s)
-        rng = random.Random(f"{self.table.name}/{self.seed}/{config_key(config)}/{self.attempts[config_key(server)]}")
+        self.measured += 1
+        rng = random.Random(f"{self.table.name}/{self.seed}/{config_key(config)}/{self.measured}")
         cv = float(self.table.spec["noise_cv"])
         rate = self.table.rate(config) * math.exp(rng.gauss(0, cv))
         watts = self.table.watts(config) * math.exp(rng.gauss(0, cv / 2))
@@ -117,7 +124,7 @@ def simulate(table: Table, strategy: Strategy, seed: int, hours: float, launches
     shares: dict[str, float] = {}
     used_s, count, crashed = 0.0, 0, 0
     trial = 0
-    stop = f"{hours:g} h used"
+    stop: Stop | None = None
 
     def tell(observation: Observation) -> None:
         nonlocal used_s, trial
@@ -134,7 +141,7 @@ def simulate(table: Table, strategy: Strategy, seed: int, hours: float, launches
     while used_s < hours * 3600 and count < launches:
         step = strategy.propose()
         if isinstance(step, Stop):
-            stop = step.reason
+            stop = step
             break
         assert isinstance(step, Launch)
         load = strategy.next_load(step.server)

@@ -1,0 +1,186 @@
+"""Search strategies side by side on tables that stand in for a cluster, in simulated hours.
+
+    python tests/benchmarks/search.py TABLE.yaml... [--random N] [--strategies launch_aware,tpe,random,grid]
+                                      [--seeds 20] [--hours 8] [--jobs 1] [--json]
+
+Tables have the format of ../shared/landscapes/README.md; --random N adds N tables drawn by tests/search/generate.py.
+Every strategy is the one that `study.strategy` names (launch_aware is `autotune`), told the same outcomes in the same
+way. `reached` counts seeds whose reported configuration got to 98 % (99 %) of the true optimum, free of noise, and
+stayed there until the end; medians of launches and hours are over those seeds. A study ends when its hours are used or
+the strategy stops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(threads, "1")  # the matrices are small: threads only get in each other's way
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from autotune.search.plain import SAMPLERS, Plain  # noqa: E402
+from autotune.search.protocol import Limits, Strategy  # noqa: E402
+from autotune.search.strategy import LaunchAware  # noqa: E402
+from tests.search.generate import random_table  # noqa: E402
+from tests.search.simulate import Run, simulate  # noqa: E402
+from tests.search.tables import Table  # noqa: E402
+
+STRATEGIES = ("launch_aware", *SAMPLERS)
+SHARES = (0.98, 0.99)
+EARLY_H = 3.0
+PER_RANDOM_TABLE = 2  # seeds
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One strategy on one table (or on all random ones) over its seeds; shares are of the true optimum."""
+
+    table: str
+    strategy: str
+    seeds: int
+    reached_98: int
+    launches_98: float | None
+    hours_98: float | None
+    reached_99: int
+    launches_99: float | None
+    hours_99: float | None
+    launches: float
+    crashed: float
+    share_early: float
+    share: float
+    worst: float
+    stopped: float
+    """Share of the studies that the strategy ended before its hours were used."""
+
+
+def make(name: str, table: Table, seed: int) -> Strategy:
+    """The strategy as the product makes it; a study ends by its hours, or when nothing more is to be gained."""
+    limits = Limits()
+    return LaunchAware(table.space, limits, seed) if name == "launch_aware" else Plain(table.space, name, limits, seed)
+
+
+def study(job: tuple[Table, str, int, float]) -> Run:
+    """One simulated study."""
+    table, name, seed, hours = job
+    return simulate(table, make(name, table, seed), seed, hours)
+
+
+def summary(table: str, strategy: str, runs: Sequence[Run]) -> Row:
+    """What a table's row says."""
+    figures: dict[str, Any] = {}
+    for share in SHARES:
+        steps = [step for run in runs if (step := run.reached(share)) is not None]
+        name = f"{share:.2f}"[2:]
+        figures |= {f"reached_{name}": len(steps),
+                    f"launches_{name}": statistics.median(s.launches for s in steps) if steps else None,
+                    f"hours_{name}": statistics.median(s.hours for s in steps) if steps else None}
+    early = [max((s for s in run.steps if s.hours <= EARLY_H), key=lambda s: s.hours, default=None) for run in runs]
+    return Row(table, strategy, len(runs), **figures,
+               launches=statistics.mean(r.launches for r in runs), crashed=statistics.mean(r.crashed for r in runs),
+               share_early=statistics.mean(s.share if s else 0.0 for s in early),
+               share=statistics.mean(r.final_share for r in runs), worst=min(r.final_share for r in runs),
+               stopped=statistics.mean(r.stopped for r in runs))
+
+
+def show(row: Row) -> str:
+    """One line of the printed table."""
+    def at(reached: int, launches: float | None, hours: float | None) -> str:
+        figures = f"{launches:5.1f} {hours:6.2f}" if launches is not None and hours is not None else f"{'-':>5} {'-':>6}"
+        return f"{reached:4d}/{row.seeds:<4d} {figures}"
+
+    return (f"{row.table:16} {row.strategy:13} {at(row.reached_98, row.launches_98, row.hours_98)}  "
+            f"{at(row.reached_99, row.launches_99, row.hours_99)}  {row.launches:7.1f} {row.crashed:7.1f}  "
+            f"{row.share_early:.3f} {row.share:.3f} {row.worst:.3f} {row.stopped:7.0%}")
+
+
+HEAD = (f"{'':30} {'98 % of the optimum':^23} {'99 %':^22}  {'launches':>8} {'crashed':>7}  share of optimum\n"
+        f"{'table':16} {'strategy':13} {'reached':>8} {'launch':>7} {'hours':>6}  {'reached':>8} {'launch':>7} {'hours':>6}"
+        f"  {'(mean)':>7} {'(mean)':>7}  {f'{EARLY_H:g} h':>5} {'end':>5} {'worst':>5} {'stopped':>7}")
+
+
+def main() -> int:
+    """Run and print; exit code 2 for a table that cannot be read."""
+    args = _arguments()
+    groups: list[tuple[str, list[tuple[Table, int]]]] = []
+    for path in args.tables:
+        try:
+            table = Table.load(path)
+            table.optimum, table.space  # noqa: B018 -- a bad table is said before anything runs
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"search.py: {path} is not a table: {type(error).__name__}: {error}", file=sys.stderr)
+            return 2
+        groups.append((table.name, [(table, seed) for seed in range(args.seeds)]))
+    if args.random:
+        tables = [random_table(i) for i in range(args.random_from, args.random_from + args.random)]
+        groups.append((f"{args.random} random", [(t, s) for t in tables for s in range(PER_RANDOM_TABLE)]))
+    if not args.json:
+        print(HEAD)
+    rows, began, count = [], time.monotonic(), 0
+    with _mapper(args.jobs) as run_all:
+        for name, pairs in groups:
+            for strategy in args.strategies:
+                runs = list(run_all(study, [(table, strategy, seed, args.hours) for table, seed in pairs]))
+                count += len(runs)
+                rows.append(summary(name, strategy, runs))
+                if not args.json:
+                    print(show(rows[-1]), flush=True)
+    rate = 60 * count / (time.monotonic() - began)
+    if args.json:
+        print(json.dumps({"hours": args.hours, "studies_per_minute": round(rate), "jobs": args.jobs,
+                          "rows": [dataclasses.asdict(r) for r in rows]}, indent=1))
+    else:
+        print(f"{count} studies of {args.hours:g} simulated hours, {rate:.0f} a minute ({args.jobs} process"
+              f"{'es' if args.jobs > 1 else ''})")
+    return 0
+
+
+def _mapper(jobs: int) -> Any:
+    import contextlib
+
+    @contextlib.contextmanager
+    def mapper() -> Iterator[Any]:
+        if jobs == 1:
+            yield map
+            return
+        with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
+            yield pool.map
+
+    return mapper()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("tables", nargs="*", type=pathlib.Path, metavar="TABLE.yaml")
+    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="comma-separated: " + ", ".join(STRATEGIES))
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--hours", type=float, default=8.0, help="simulated")
+    parser.add_argument("--random", type=int, default=0, help=f"random tables, {PER_RANDOM_TABLE} seeds each")
+    parser.add_argument("--random-from", type=int, default=0, help="number of the first random table")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    args.strategies = args.strategies.split(",")
+    unknown = sorted(set(args.strategies) - set(STRATEGIES))
+    if unknown:
+        parser.error(f"unknown strategy {', '.join(unknown)}; known: {', '.join(STRATEGIES)}")
+    if not args.tables and not args.random:
+        parser.error("name at least one table, or --random N")
+    if min(args.seeds, args.jobs) < 1 or args.hours <= 0:
+        parser.error("--seeds, --jobs and --hours must be positive")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())
