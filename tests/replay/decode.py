@@ -1,21 +1,24 @@
 """The replay's engine: continuous batching at the table's speed, with tree drafts accepted a few tokens at a time.
 
 All requests in flight together get the table's tokens per second; a step gives each decoding request as many tokens as
-its draft had accepted. Time is the replay's; a late step is caught up with, so that the mean speed is the table's.
+its draft had accepted. Time is the replay's: under load it passes in slices that this engine grants, and stands still
+while the machine is too busy for us, or for a client that has not yet replaced a request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Mapping
 
-from tests.replay.clock import Clock
+from tests.replay.clock import REAL, Clock
 from tests.replay.table import at
 
 BACKLOG_S = 0.5  # lateness that is caught up with
-PAUSE_S = 0.3  # so is a client's between the end of one request and the next
+SLICE_S = 0.06  # told time that may pass before we must have come round again
+PATIENCE_S = 0.5  # real seconds that a client may take to replace a streamed request
 HASTE = 0.3  # share of a step's time that passes at least
 REST_S = 0.01
 
@@ -31,6 +34,7 @@ class Request:
     tokens: int = 0
     steps: int = 0
     gone: bool = False
+    replaced: bool = False  # whether another one is expected from its client when it is done
 
     @property
     def done(self) -> bool:
@@ -46,34 +50,43 @@ class Engine:
         self.requests: list[Request] = []
         self.noise = 1.0
         self.total_tokens = self.total_steps = 0
+        self._awaited: list[float] = []  # when requests were done that their clients have not replaced (real time)
         self._woken = asyncio.Event()
 
     @property
     def running(self) -> int:
-        return len(self.requests)
+        return sum(not r.gone for r in self.requests)
 
     def add(self, request: Request) -> None:
         self.requests.append(request)
+        self._awaited[:1] = []
+        self._woken.set()
+
+    def abort(self, request: Request) -> None:
+        """A client went away, as all do at the end of a load."""
+        request.gone = True
+        self._awaited.clear()
         self._woken.set()
 
     async def run(self) -> None:
         """Generate until cancelled."""
         credit, last, stepped = 0.0, self.clock.now(), 0.0
-        most, seen = 0, 0.0  # requests in flight at once of late, and when that was
         draft = self._draft(1)
         while True:
-            if not self.requests:
+            self.requests = [r for r in self.requests if not r.gone]
+            self._awaited = [t for t in self._awaited if REAL() - t < PATIENCE_S]
+            if not self.requests and not self._awaited:
+                self.clock.allow(math.inf)
                 self._woken.clear()
                 await self._woken.wait()
-                if self.clock.now() - last > PAUSE_S:
-                    credit, last, stepped = 0.0, self.clock.now(), 0.0
+                credit, last, stepped = 0.0, self.clock.now(), 0.0
+                continue
+            if not self._awaited:
+                self.clock.allow(SLICE_S)
             now = self.clock.now()
-            if self.running >= most or now - seen > PAUSE_S:
-                most, seen = self.running, now
-            rate = at(self.rates, most) * self.noise
+            rate = at(self.rates, self.running + len(self._awaited)) * self.noise
             credit = min(credit + rate * (now - last), rate * BACKLOG_S)
             last = now
-            self.requests = [r for r in self.requests if not r.gone]
             for request in [r for r in self.requests if not r.tokens and r.begins <= now]:
                 credit -= 1
                 self._give(request, 1)
@@ -86,7 +99,7 @@ class Engine:
             need = sum(draft)
             due = max((need - credit) / rate, stepped + HASTE * need / rate - now)
             if due > 0:
-                await self._sleep(min(due, self._next_prefill(now)))
+                await self._sleep(min(due, self._next_prefill(now), SLICE_S / 2))
                 continue
             credit, stepped = credit - need, now
             for request, accepted in zip(decoding, draft, strict=True):
@@ -104,6 +117,8 @@ class Engine:
         request.emit(request)
         if request.done:
             request.gone = True
+            if request.replaced:
+                self._awaited.append(REAL())
 
     def _draft(self, count: int) -> list[int]:
         """Accepted tokens, the bonus token included, of one verification of `count` requests."""

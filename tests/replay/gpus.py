@@ -1,7 +1,6 @@
 """The replay's GPUs: what the server writes for the stand-in of NVIDIA's library (tests/fakes/nvml.c) to answer with.
 
-Energy is the integral of power over told time; a counter that the library reads grows `pace` times faster than the
-real clock makes it, so that joules per told second are watts.
+Energy is the integral of power over told time, by which the library counts as well.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.replay.clock import REAL, Clock
+from tests.replay.clock import Clock
 
 SPREAD = (1.012, 0.991, 1.004, 0.986, 1.009, 0.997, 1.013, 0.988)
 """GPUs of one server differ; the mean is 1."""
@@ -47,13 +46,14 @@ class Gpus:
         self.set(self.spec["idle_w"] * self.spec["count"], 0, [])
 
     def _write(self) -> None:
-        spec, lines = self.spec, [f"count {self.spec['count']}", f"driver {self.spec['driver']}"]
+        spec = self.spec
+        lines = [f"count {spec['count']}", f"driver {spec['driver']}", f"clock {self.clock.file}"]
         for i, watts in enumerate(self.watts):
             uuid = hashlib.sha256(f"replay {i}".encode()).hexdigest()
             told = {"uuid": f"GPU-{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:32]}",
                     "name": spec["name"], "memory_mib": spec["memory_mib"], "used_mib": self.used_mib,
                     "power_mw": f"{watts * 1000:.0f}", "base_mj": f"{self.joules[i] * 1000:.0f}",
-                    "since_s": f"{REAL():.6f}", "counter_mw": f"{watts * 1000 * self.clock.pace:.0f}",
+                    "since_s": f"{self.at:.6f}", "counter_mw": f"{watts * 1000:.0f}",
                     "temp": round(33 + watts / 25), "limit_mw": spec["limit_w"] * 1000}
             if self.pids:
                 told["pids"] = self.pids[i % len(self.pids)]

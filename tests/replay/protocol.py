@@ -33,7 +33,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
         if self.request is not None:
-            self.request.gone = True  # the client went away: its request is aborted
+            self.server.engine.abort(self.request)
 
     def data_received(self, data: bytes) -> None:
         self.data += data
@@ -109,7 +109,8 @@ class Connection(asyncio.Protocol):
                 data += b"data: [DONE]\n\n"
             self.write(b"%x\r\n%b\r\n%b" % (len(data), data, b"0\r\n\r\n" if request.done else b""))
 
-        self.request = Request(max(1, length), wanted, server.clock.now() + ttft_s, emit)
+        self.request = Request(max(1, length), wanted, server.clock.now() + ttft_s, emit,
+                               replaced=stream)
         server.engine.add(self.request)
 
     def reply(self, status: int, content: object) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import pathlib
 import random
@@ -77,6 +78,7 @@ class Standin:
         """Everything until the port is opened; a configuration that crashes does not return from it."""
         spec, reaches = self.table.spec, self.table.spec["reaches_s"]
         rule = self.table.crash(self.config) or {}
+        self.clock.allow(math.inf)
         signal.signal(signal.SIGQUIT, self.child_failed)
         signal.signal(signal.SIGTERM, self.terminated)
         self.gpus.set(spec["gpus"]["idle_w"] * spec["gpus"]["count"], 0, [])
@@ -112,6 +114,7 @@ class Standin:
 
     def rank(self, index: int) -> int:
         """One more process of the tree, which waits for its end; its pid."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # until its handler is there
         pid = os.fork()
         if pid:
             return pid
@@ -127,6 +130,7 @@ class Standin:
             os._exit(1)
 
         signal.signal(signal.SIGUSR1, die)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
         parent = os.getppid()
         while os.getppid() == parent:
             time.sleep(0.5)
@@ -159,6 +163,7 @@ class Standin:
         for pid in self.ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self.clock.allow(math.inf)
         self.gpus.idle()
 
     # Serving
