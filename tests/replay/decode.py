@@ -17,10 +17,10 @@ from tests.replay.clock import REAL, Clock
 from tests.replay.table import at
 
 BACKLOG_S = 0.5  # lateness that is caught up with
-SLICE_S = 0.06  # told time that may pass before we must have come round again
+SLICE_S = 0.03  # told time that passes at most before we must have come round again
+SLACK_S = 0.002
 PATIENCE_S = 0.5  # real seconds that a client may take to replace a streamed request
 HASTE = 0.3  # share of a step's time that passes at least
-REST_S = 0.01
 
 
 @dataclasses.dataclass
@@ -81,8 +81,6 @@ class Engine:
                 await self._woken.wait()
                 credit, last, stepped = 0.0, self.clock.now(), 0.0
                 continue
-            if not self._awaited:
-                self.clock.allow(SLICE_S)
             now = self.clock.now()
             rate = at(self.rates, self.running + len(self._awaited)) * self.noise
             credit = min(credit + rate * (now - last), rate * BACKLOG_S)
@@ -92,14 +90,14 @@ class Engine:
                 self._give(request, 1)
             decoding = [r for r in self.requests if r.tokens and not r.done]
             if not decoding:
-                await self._sleep(REST_S)
+                await self._pass(min(SLICE_S, self._next_prefill(now)))
                 continue
             if len(draft) != len(decoding):
                 draft = self._draft(len(decoding))
             need = sum(draft)
             due = max((need - credit) / rate, stepped + HASTE * need / rate - now)
             if due > 0:
-                await self._sleep(min(due, self._next_prefill(now), SLICE_S / 2))
+                await self._pass(min(due, self._next_prefill(now), SLICE_S))
                 continue
             credit, stepped = credit - need, now
             for request, accepted in zip(decoding, draft, strict=True):
@@ -129,5 +127,8 @@ class Engine:
         waiting = [r.begins - now for r in self.requests if not r.tokens]
         return max(0.0005, min(waiting, default=1.0))
 
-    async def _sleep(self, told_s: float) -> None:
+    async def _pass(self, told_s: float) -> None:
+        """Let that much told time pass, and hardly more; none while a client owes a request."""
+        if not self._awaited:
+            self.clock.allow(told_s + SLACK_S)
         await asyncio.sleep(told_s / self.clock.pace)
