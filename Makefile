@@ -7,10 +7,11 @@ SLOW ?= tests
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help env demo test slow check wheel clean
+.PHONY: help env demo replay test slow check wheel clean
 
 help:
 	@echo "make demo   a whole study on the embedded DDTree engine (about 4 minutes after installation)"
+	@echo "make replay the search on 8 B300 against a stand-in for SGLang (about 3 minutes; needs cc)"
 	@echo "make test   the fast tests        make slow   the slow ones"
 	@echo "make check  lint, format, types   make wheel  build dist/*.whl"
 
@@ -25,6 +26,9 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m autotune tune +space=local
 	$(BIN)/python -m autotune report +space=local
+
+replay: $(READY)
+	$(BIN)/python -m tests.replay
 
 test: $(READY)
 	$(BIN)/python -m pytest
