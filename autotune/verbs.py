@@ -119,7 +119,7 @@ def make_strategy(settings: Settings) -> Strategy:
     from autotune.search.warm import past_observations
 
     study = settings.study
-    limits = Limits(launches=study.launches, hours=study.hours, gain=study.min_gain, trials=study.trials)
+    limits = Limits(launches=study.launches, hours=study.hours, gain=study.min_gain)
     if study.strategy != "autotune":
         return Plain(settings.space, study.strategy, limits, study.seed)
     past = past_observations(study.warm_start, settings.space, settings.objective.name)

@@ -63,7 +63,7 @@ class Plain:
 
     def propose(self) -> Launch | Stop:
         """The sampler's next configuration; the baseline first."""
-        spent = self.limits.spent(self.launches, self.used_s, len(self._tried))
+        spent = self.limits.spent(self.launches, self.used_s)
         if spent is not None:
             return spent
         baseline = self.space.split(self.space.baseline)

@@ -22,7 +22,7 @@ class StopKind(enum.StrEnum):
     """Which rule ended the search."""
 
     LAUNCHES = "launches"  # the budget of launches is used
-    TRIALS = "trials"  # the budget of trials is used
+    TRIALS = "trials"  # the budget of trials is used: the loop counts them
     HOURS = "hours"  # the budget of hours is used
     GAIN = "gain"  # no launch left is expected to add enough
     EXHAUSTED = "exhausted"  # every configuration was measured or is closed
@@ -40,16 +40,13 @@ class Limits:
     launches: int | None = None
     hours: float | None = None
     gain: float = 0.003
-    trials: int | None = None
 
-    def spent(self, launches: int, seconds: float, trials: int) -> Stop | None:
+    def spent(self, launches: int, seconds: float) -> Stop | None:
         """The stop when a budget is used up, None while all have something left."""
         if self.launches is not None and launches >= self.launches:
             return Stop(StopKind.LAUNCHES, f"all {self.launches} launches are used")
         if self.hours is not None and seconds >= self.hours * 3600:
             return Stop(StopKind.HOURS, f"all {self.hours:g} hours are used")
-        if self.trials is not None and trials >= self.trials:
-            return Stop(StopKind.TRIALS, f"all {self.trials} trials are used")
         return None
 
 

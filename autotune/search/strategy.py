@@ -106,7 +106,7 @@ class LaunchAware:
     def propose(self) -> Launch | Stop:
         """Raises nothing; deterministic given seed, observations and pending launches."""
         memory = self.memory
-        decision = self.limits.spent(memory.launches, memory.used_s, memory.count) or self._baseline()
+        decision = self.limits.spent(memory.launches, memory.used_s) or self._baseline()
         if decision is None:
             self._learn()
             decision = owed(memory, self._crashes, self._busy, self._candidates) or self._search()

@@ -162,7 +162,7 @@ def test_telling_the_same_story_again_resumes_the_search() -> None:
 
 
 @pytest.mark.parametrize(("limits", "kind"), [(Limits(launches=1), StopKind.LAUNCHES), (Limits(hours=0.05),
-                         StopKind.HOURS), (Limits(trials=1), StopKind.TRIALS), (Limits(gain=0.9), StopKind.GAIN)])
+                         StopKind.HOURS), (Limits(gain=0.9), StopKind.GAIN)])
 def test_every_stop_says_which_rule_ended_the_search(limits: Limits, kind: StopKind) -> None:
     strategy = LaunchAware(table([]).space, limits)
     simulate(table([]), strategy, 0, 8.0)
