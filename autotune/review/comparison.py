@@ -74,7 +74,7 @@ def _levers(comparison: Comparison, names: list[str]) -> Section | None:
 def _crashes(comparison: Comparison, names: list[str]) -> Section | None:
     if not comparison.signatures:
         return None
-    rows = tuple((one_line(s), one_line(c), *(number(float(n)) if n else Cell("-", "muted") for n in counts))
+    rows = tuple((one_line(s), one_line(c), *(str(n) if n else Cell("-", "muted") for n in counts))
                  for s, c, counts in comparison.signatures)
     blocks: tuple[Block, ...] = (Table(("Signature", "Category", *(f">{n}" for n in names)), rows,
                                        "Launches that ended so"),)
