@@ -7,7 +7,7 @@ from autotune.review import verdict
 from autotune.review.blocks import Block, Cell, Document, Para, Section, Table
 from autotune.review.compare import Comparison
 from autotune.review.story import Story
-from autotune.review.wording import count, number, one_line, percent, with_unit
+from autotune.review.wording import count, one_line, percent, with_unit
 
 TONES = {"changed sign": "bad", "differs": "strong", "open": "muted", "alike": ""}
 
