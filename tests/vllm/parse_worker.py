@@ -17,7 +17,7 @@ def main(jobs_file: str, results_file: str) -> None:
     parser = importlib.import_module("vllm.entrypoints.openai.cli_args").make_arg_parser(kind())
     with open(jobs_file) as file:
         jobs = json.load(file)
-    results = []
+    results: list[str | None] = []
     for argv in jobs:
         said = io.StringIO()
         try:
