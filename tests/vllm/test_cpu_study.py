@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 STUDY = (
     "study.launches=8", "study.seed=1", "study.confirm.finalists=0", "~space.belief",
     "space.params.parallel.choices=[tp1,tp2_ep]", "space.params.block_size.choices=[16,128]",
-    "space.params.max_num_seqs.choices=[2,8]", "space.baseline.max_num_seqs=2",
-    "space.params.max_num_batched_tokens.choices=[2048]", "space.params.concurrency.choices=[8]",
+    "space.params.max_num_seqs.choices=[4,8]", "space.baseline.max_num_seqs=4", "space.baseline.concurrency=4",
+    "space.params.max_num_batched_tokens.choices=[2048]", "space.params.concurrency.choices=[4,8]",
     "workload.output_tokens=16",
 )
 
@@ -50,6 +50,7 @@ def test_a_study_on_a_real_vllm_learns_from_its_crashes_and_ships_what_starts(tm
     complete = [t for t in study.trials if t.state is optuna.trial.TrialState.COMPLETE]
     crashed = [t for t in study.trials if t.state is optuna.trial.TrialState.PRUNED]
     assert complete and all(t.user_attrs["tokens_per_s"] > 0 for t in complete), said[-4000:]
+    assert not any("server_queueing" in (t.user_attrs.get("invalid_reasons") or ()) for t in complete)
     assert {(t.params["parallel"], t.params["block_size"]) for t in complete} == {("tp1", 128)}
 
     at_start = [t.user_attrs for t in crashed if t.params["block_size"] == 16]
