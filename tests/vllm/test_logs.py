@@ -17,6 +17,7 @@ def reached(name: str) -> Stage:
 def test_stages_are_read_from_the_log() -> None:
     assert reached("served.log") is Stage.SERVING
     assert reached("block16.log") is Stage.KV_ALLOC
+    assert reached("tp2_ep.log") is Stage.SERVING
 
 
 def test_every_mark_of_the_engine_file_is_in_the_log_of_a_server_that_served() -> None:
@@ -29,3 +30,10 @@ def test_a_block_size_that_no_kernel_takes_is_told_by_the_worker_and_not_by_the_
     crash = classify(LOGS / "block16.log", stage=reached("block16.log"), exit_status=1, after_s=30.0)
     assert (crash.category, crash.stage, crash.blame) == ("kv_layout_invalid", Stage.KV_ALLOC, Blame.CONFIG)
     assert "No common block size for 16" in crash.excerpt
+
+
+def test_experts_over_two_ranks_are_told_by_the_segmentation_fault_and_not_by_the_status_500_that_follows() -> None:
+    crash = classify(LOGS / "tp2_ep.log", stage=reached("tp2_ep.log"), exit_status=0, after_s=70.0,
+                     detail="POST /v1/completions: HTTP 500: 'EngineCore encountered an issue.'")
+    assert (crash.category, crash.stage, crash.blame) == ("segfault", Stage.SERVING, Blame.UNKNOWN)
+    assert "cpu_fused_moe" in crash.excerpt
