@@ -35,9 +35,17 @@ GENERIC = frozenset({"none", "auto", "true", "false", "default", "size", "enable
 def weight(param: Param, choices: tuple[Value, ...], crash: Crash) -> float:
     """Factor on the prior of hypotheses in which `param` takes one of `choices`."""
     said = _words(f"{crash.category} {crash.signature} {crash.excerpt}"[:4000])
-    named = (_words(param.name) | {w for c in choices if isinstance(c, str) for w in _words(c)}) - GENERIC
     about = bool(_words(param.name) & ABOUT.get(crash.stage, frozenset()))
-    return NAMED if about or named & said else 1.0
+    return NAMED if about or _own(param, choices) & said else 1.0
+
+
+def named(param: Param, choices: tuple[Value, ...], text: str) -> bool:
+    """Whether a text names the parameter, or one of these choices of it."""
+    return bool(_own(param, choices) & _words(text))
+
+
+def _own(param: Param, choices: tuple[Value, ...]) -> frozenset[str]:
+    return (_words(param.name) | {w for c in choices if isinstance(c, str) for w in _words(c)}) - GENERIC
 
 
 @functools.lru_cache(maxsize=4096)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.records import Blame, Value
+from autotune.search import hints
 from autotune.search.causes import Failure
 from autotune.search.crashes import CrashModel
 from autotune.search.grid import Grid, Mask
@@ -34,6 +35,8 @@ CULPRIT = 0.5  # probability from which a combination of choices is a region
 ISOLATING = 0.97  # share of the region's best chance that an isolating launch has at least
 FAIR = 0.2  # chance below which a region is closed
 PLAUSIBLE = 0.3  # what a plausible gain counts for, beside an expected one
+CERTAIN = 0.7  # probability from which a choice that a crash names in its text, not its category, is taken at its word
+LACKING = "this host lacks it"
 LAST_PROBE = 0.06  # plausible gain times chance that is worth one more launch when nothing else is left
 
 
@@ -107,15 +110,33 @@ def _judge(grid: Grid, outlook: Outlook, crashes: CrashModel, worth: Floats, whe
     why = None
     evidence = tuple(f for f in crashes.failures if all(int(f.row[c]) in codes for c, codes in when.items()))
     lacking = any(f.crash.blame is Blame.ENVIRONMENT for f in evidence)  # this host has no such feature
-    if top < FAIR and not (nothing_else and not lacking and top * upper >= LAST_PROBE):
+    names = {grid.params[c].name: tuple(_choice(grid, c, code) for code in codes) for c, codes in when.items()}
+    if (said := _lacks(grid, names, evidence, part)) is not None:
+        why = f"{LACKING} ({said})"
+    elif top < FAIR and not (nothing_else and not lacking and top * upper >= LAST_PROBE):
         why = f"at most {top:.0%} chance is left"
     elif chance * upper < least:
         why = f"even a plausible gain of {upper:.1%} at {chance:.0%} is not worth a launch"
     elif chance * upper / cost_s < alternative:
         why = "the best launch elsewhere pays more per second"
-    names = {grid.params[c].name: tuple(_choice(grid, c, code) for code in codes) for c, codes in when.items()}
     left = int((inside & (outlook.gain / outlook.cost_s > alternative)).sum())
     return Region(names, inside, part, evidence, probe, chance, upper, cost_s, left, other, why)
+
+
+def _lacks(grid: Grid, names: Mapping[str, tuple[Value, ...]], evidence: tuple[Failure, ...],
+           part: float) -> str | None:
+    """The category of a crash that says itself that this host lacks the feature of a single choice: it was blamed on
+    the environment and names the choice in its category, or, where little else is suspected, in its text."""
+    if len(names) != 1:
+        return None
+    (name, choices), = names.items()
+    param = next(p for p in grid.params if p.name == name)
+    for failure in evidence:
+        crash = failure.crash
+        if crash.blame is Blame.ENVIRONMENT and (hints.named(param, choices, crash.category) or (
+                part >= CERTAIN and hints.named(param, choices, crash.excerpt))):
+            return crash.category
+    return None
 
 
 def record(grid: Grid, outlook: Outlook, region: Region, after_launches: int, reopened: str | None = None) -> Pivot:
@@ -135,6 +156,8 @@ def record(grid: Grid, outlook: Outlook, region: Region, after_launches: int, re
         reason = f"{region.name} closed after {told}: {region.why} ({total})"
         opens = (f"a launch with {region.name} comes up, its chance rises above {FAIR:.0%}, or launches elsewhere gain "
                  f"less than {region.chance * region.upper / region.cost_s * 3600:.1%} an hour")
+        if region.why is not None and region.why.startswith(LACKING):
+            opens = f"the host is mended and a launch with {region.name} comes up"
     else:
         reason, opens = f"{region.name} opened again: {reopened} ({total})", "it is open"
     return Pivot("close" if reopened is None else "reopen", region.when, trials, signatures, region.belief,
