@@ -105,7 +105,8 @@ def _tiles(story: Story, winner: Tested) -> tuple[Tile, ...]:
         if limit is not None:
             remark = f"{remark}; limit {with_unit(limit.limit, 'W')}{verdict.headroom(limit.ratio)}"
         tiles.append(_tile("Power", winner, base, "watts", "W", remark))
-    nearest = max((x for x in story.limits if x.ratio is not None), key=lambda x: x.ratio or 0.0, default=None)
+    bounds = [x for x in story.limits if x.ratio is not None and (x.limit or x.ratio > 1)]  # 0 has no headroom to tell
+    nearest = max(bounds, key=lambda x: x.ratio or 0.0, default=None)
     if nearest is not None and nearest.ratio is not None:
         tiles.append(Tile("Tightest limit", percent(1 - nearest.ratio) + " headroom", remark=nearest.name))
     elif not story.limits:
