@@ -142,7 +142,7 @@ def test_text_prompts_get_the_wanted_length_in_the_servers_tokens(tmp_path: path
 def test_an_interrupt_ends_the_load_process(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "tuner.py"
     script.write_text("import signal, sys, pathlib\nfrom tests.fakes.stub import Stub\n"
-                      "signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it is ignored, as under &\n"
+                      "signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored too\n"
                       "from tests.measure.harness import measure_stub, WINDOW\nimport dataclasses\n"
                       f"with Stub(pathlib.Path({str(tmp_path)!r})) as stub:\n"
                       "    print('up', flush=True)\n"
