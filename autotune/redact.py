@@ -27,7 +27,7 @@ SHAPES = re.compile(
     r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+)"
     r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)")
-ASSIGNED = re.compile(r"(?P<name>[A-Za-z0-9_.-]{2,60})(?P<sep>[\"']?\s*[=:]\s*[\"']?)(?P<value>[^\s\"',;&]{4,})")
+ASSIGNED = re.compile(r"(?<!#)(?P<name>[A-Za-z0-9_.-]{2,60})(?P<sep>[\"']?\s*[=:]\s*[\"']?)(?P<value>[^\s\"',;&]{4,})")
 SHORTEST = 4
 """Values shorter than this are not replaced everywhere (they would hit ordinary text)."""
 

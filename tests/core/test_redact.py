@@ -65,3 +65,9 @@ def test_a_known_value_never_survives(value: str, before: str, after: str) -> No
 def test_cleaning_twice_changes_nothing_more(text: str) -> None:
     once = Redactor().text(text)
     assert Redactor().text(once) == once
+
+
+def test_the_counters_in_a_servers_log_are_not_secrets() -> None:
+    line = "Decode batch, #running-req: 12, #token: 40960, token usage: 0.31, #queue-req: 0"
+    assert Redactor().text(line) == line
+    assert "hunter2" not in Redactor().text("#x token: hunter2 password=hunter2")
