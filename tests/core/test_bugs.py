@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pathlib
 
+import pytest
+
 from autotune import bugs
 from tests.core.test_tune import make_settings, tuner
 
 GUILTY = {"fault": "exit", "at": "load"}
 
 
+@pytest.mark.slow
 def test_isolation_finds_the_choices_that_crash_and_the_report_names_only_them(tmp_path: pathlib.Path) -> None:
     made = tuner(make_settings(tmp_path), [{}, {**GUILTY, "speed": 200, "flags": "b"}])
     made.run()

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.core.test_tune import ROOT, make_settings
+
+pytestmark = pytest.mark.slow
 
 
 def study(folder: pathlib.Path, choices: dict[str, list[Any]], *overrides: str) -> subprocess.CompletedProcess[str]:

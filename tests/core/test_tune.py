@@ -118,9 +118,10 @@ def test_each_load_part_on_one_launch_is_a_trial_of_its_own(tmp_path: pathlib.Pa
 
 
 @pytest.mark.parametrize(("fault", "at", "stage"), [
-    ("exit", "load", "load"), ("exit", "graph-capture", "graph-capture"), ("silent-exit", "load", "load"),
-    ("hang", "load", "load"), ("garbage", "serving", "warmup"), ("die-under-load", "serving", "serving"),
-    ("error-answers", "serving", "serving"), ("cut-streams", "serving", "serving")])
+    ("exit", "load", "load"), ("hang", "load", "load"), ("die-under-load", "serving", "serving"),
+    *(pytest.param(*fault, marks=pytest.mark.slow) for fault in (
+        ("exit", "graph-capture", "graph-capture"), ("silent-exit", "load", "load"), ("garbage", "serving", "warmup"),
+        ("error-answers", "serving", "serving"), ("cut-streams", "serving", "serving")))])
 def test_a_crash_is_pruned_and_the_study_goes_on(tmp_path: pathlib.Path, fault: str, at: str, stage: str) -> None:
     made = tuner(make_settings(tmp_path), [{"fault": fault, "at": at}, {}])
     made.run()
@@ -170,6 +171,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["launch", "window"])
 def test_a_killed_tuner_leaves_nothing_and_the_next_one_counts_nothing_twice(tmp_path: pathlib.Path,
                                                                             moment: str) -> None:
