@@ -160,7 +160,7 @@ class _Composition(Exception):
 
 def load(overrides: Sequence[str], extra_spaces: Sequence[str] = ()) -> Settings:
     """Compose and check everything. Raises UsageError (one line) for any fault of the input."""
-    from hydra.errors import HydraException
+    from hydra.errors import HydraException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
@@ -169,6 +169,9 @@ def load(overrides: Sequence[str], extra_spaces: Sequence[str] = ()) -> Settings
         return _load(list(overrides), files)
     except RecursionError as error:
         raise UsageError("the space refers to itself (a YAML anchor or a defaults list)") from error
+    except OverrideParseException as error:
+        raise UsageError(f"cannot read {error.override!r}: not of the form key=value, or its value needs quotes of its "
+                         "own inside the shell's (for ~ ' \" , = brackets and line breaks): \"key='value'\"") from error
     except (HydraException, OmegaConfBaseException, YAMLError, _Composition) as error:
         raise UsageError(_one_line(error)) from error
 
@@ -259,6 +262,8 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
         raise UsageError(f"limits must be a mapping, not {cfg['limits']!r}")
     limits = {str(k): v for k, v in (cfg["limits"] or {}).items()}
     Limits(limits)
+    if cfg["out"] is not None and not isinstance(cfg["out"], str):
+        raise UsageError(f"out must be a file or a folder, not {cfg['out']!r}")
     if cfg["trial"] is not None and (not isinstance(cfg["trial"], int) or cfg["trial"] < 0):
         raise UsageError(f"trial must be a trial's number, not {cfg['trial']!r}")
     return Settings(
@@ -292,6 +297,8 @@ def section(kind: type[Any], raw: Any, name: str) -> Any:
         _finite(raw, name)
         made = OmegaConf.to_object(OmegaConf.merge(schema, raw))
     except OmegaConfBaseException as error:
+        if "is not a ListConfig" in str(error):
+            raise UsageError(f"{name}.{error.full_key} is a list: {name}.{error.full_key}=[A,B]") from error
         raise UsageError(f"{name}: {_one_line(error)}") from error
     return made
 

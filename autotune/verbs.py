@@ -112,7 +112,7 @@ def tune(settings: Settings) -> int:
 
 
 def make_strategy(settings: Settings) -> Strategy:
-    """The strategy that the settings name. Raises UsageError for a past study that cannot be read."""
+    """The strategy that the settings name. Raises UsageError for a past study that cannot be read or used."""
     from autotune.search.plain import Plain
     from autotune.search.protocol import Limits
     from autotune.search.strategy import LaunchAware
@@ -121,6 +121,8 @@ def make_strategy(settings: Settings) -> Strategy:
     study = settings.study
     limits = Limits(launches=study.launches, hours=study.hours, gain=study.min_gain)
     if study.strategy != "autotune":
+        if study.warm_start:
+            raise UsageError(f"study.strategy={study.strategy} learns nothing from study.warm_start: leave one out")
         return Plain(settings.space, study.strategy, limits, study.seed)
     past = past_observations(study.warm_start, settings.space, settings.objective.name)
     return LaunchAware(settings.space, limits, study.seed, past)

@@ -46,11 +46,15 @@ class Comparison:
 
 
 def load(settings: Settings) -> Comparison:
-    """Read the studies that report.compare names. Raises UsageError for fewer than two, and for unknown ones."""
+    """Read the studies that report.compare names; folders of the same name (of two hosts, say) are told apart by the
+    paths given. Raises UsageError for fewer than two, and for unknown ones."""
     names = settings.report.compare or []
     if len(names) < 2:
         raise UsageError("report.compare takes two or more studies: report.compare=[study_a,study_b]")
-    return compare([_story(settings, name) for name in names])
+    stories = [_story(settings, name) for name in names]
+    called = [story.study for story in stories]
+    return compare([dataclasses.replace(story, study=name) if called.count(story.study) > 1 else story
+                    for story, name in zip(stories, names, strict=True)])
 
 
 def compare(stories: Sequence[Story]) -> Comparison:
@@ -68,7 +72,7 @@ def _story(settings: Settings, name: str) -> Story:
 
     folder = next((p for p in (settings.outputs / name, pathlib.Path(name)) if (p / "study.db").is_file()), None)
     if settings.study.storage is None and folder is None:
-        raise UsageError(f"report.compare: there is no study.db in {settings.outputs / name}")
+        raise UsageError(f"report.compare: there is no study.db in {settings.outputs / name}, nor in {name}")
     url = settings.study.storage or sqlite_url(folder or pathlib.Path())
     shown = folder.name if folder is not None and settings.study.storage is None else name
     study = Study.open(url, shown, settings.space, {}, create=False)

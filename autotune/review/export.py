@@ -66,11 +66,11 @@ def beside(path: pathlib.Path) -> pathlib.Path:
 
 
 def target(settings: Settings, name: str) -> pathlib.Path:
-    """Where the launch file goes: out=FILE, out=FOLDER, or the study's folder."""
-    if settings.out is None:
+    """Where the launch file goes: out=FILE, out=FOLDER (which exists, or ends in a slash), or the study's folder."""
+    if not settings.out:
         return settings.folder / name
     out = pathlib.Path(settings.out).expanduser()
-    return out / name if out.is_dir() else out
+    return out / name if settings.out.endswith("/") or out.is_dir() else out
 
 
 def write(path: pathlib.Path, text: str, executable: bool = False) -> None:

@@ -117,10 +117,15 @@ def main() -> int:
     for path in args.tables:
         try:
             table = Table.load(path)
-            table.optimum, table.space  # noqa: B018 -- a bad table is said before anything runs
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            print(f"search.py: {path} is not a table: {type(error).__name__}: {error}", file=sys.stderr)
+            remarks = table.remarks
+        except OSError as error:
+            print(f"search.py: {path} cannot be read: {error.strerror or error}", file=sys.stderr)
             return 2
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            print(f"search.py: {path} is not a table: {error}", file=sys.stderr)
+            return 2
+        for remark in remarks:
+            print(f"search.py: {path}: {remark}", file=sys.stderr)
         groups.append((table.name, [(table, seed) for seed in range(args.seeds)]))
     if args.random:
         tables = [random_table(i) for i in range(args.random_from, args.random_from + args.random)]

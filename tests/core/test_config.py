@@ -61,6 +61,11 @@ def test_a_folder_of_ones_own_adds_spaces_and_engines(tmp_path: pathlib.Path, mo
     (["+space=local", "power.source=magic"], "is not one of auto"),
     (["+space=local", "engine.colour=1"], "unknown key colour"),
     (["+space=local", "x=[="], "."),
+    (["+space=local", "out=/tmp/it's.sh"], "cannot read .*needs quotes of its own"),
+    (["+space=local", "out=~/a.sh"], "cannot read .*needs quotes of its own"),
+    (["+space=local", "out=5"], "out must be a file or a folder"),
+    (["+space=local", "study.warm_start=outputs/old"], r"study.warm_start is a list: study.warm_start=\[A,B\]"),
+    (["+space=local", "report.compare=old"], r"report.compare is a list"),
 ])
 def test_bad_input_is_one_clear_line(overrides: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
+import shutil
 from collections.abc import Callable
 
 import pytest
 
 from autotune.records import UsageError
-from autotune.review.compare import compare
+from autotune.review.compare import compare, load
 from autotune.review.report import report
 from autotune.review.sources import read
 from autotune.review.story import Story
@@ -77,6 +79,15 @@ def test_studies_of_other_spaces_are_read_from_their_trials(two: list[Story], ma
                                                                              compare=["one", "two"]))
     assert report(settings, other.study) == 0
     assert "1 lever changed sign" in (settings.outputs / "compare-one-two.md").read_text()
+
+
+def test_studies_of_the_same_name_are_told_apart(two: list[Story], make: Callable[..., Made],
+                                                 tmp_path: pathlib.Path) -> None:
+    made = make("study.name=one")
+    shutil.copytree(made.settings.folder, tmp_path / "other host" / "one")
+    names = ["one", str(tmp_path / "other host" / "one")]
+    settings = dataclasses.replace(made.settings, report=dataclasses.replace(made.settings.report, compare=names))
+    assert [s.study for s in load(settings).stories] == names
 
 
 def test_one_study_or_an_unknown_one_is_refused(make: Callable[..., Made]) -> None:

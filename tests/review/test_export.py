@@ -125,6 +125,10 @@ def test_out_takes_a_file_or_a_folder(small: Made, tmp_path: pathlib.Path) -> No
     assert (tmp_path / "new folder" / "start me.json").exists()
     inside = dataclasses.replace(small.settings, out=str(tmp_path / "new folder"))
     assert export(inside, small.study) == tmp_path / "new folder" / "launch.sh"
+    made = dataclasses.replace(small.settings, out=f"{tmp_path}/not there yet/")
+    assert export(made, small.study) == tmp_path / "not there yet" / "launch.sh"
+    empty = dataclasses.replace(small.settings, out="")
+    assert export(empty, small.study) == small.settings.folder / "launch.sh"
 
 
 def test_an_unknown_format_names_the_known_ones(small: Made) -> None:

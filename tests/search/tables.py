@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from autotune.records import Config, Value
+from autotune.records import Config, Stage, UsageError, Value
 from autotune.space import Space
 
 Rule = Mapping[str, Any]
@@ -36,7 +36,34 @@ class Table:
 
     @classmethod
     def load(cls, path: str | Path) -> Table:
-        return cls(yaml.safe_load(Path(path).read_text()))
+        """Read and check a table. Raises OSError, or ValueError with one line for what is missing or wrong."""
+        try:
+            spec = yaml.safe_load(Path(path).read_text())
+        except yaml.YAMLError as error:
+            raise ValueError(f"not valid YAML: {' '.join(str(error).split())}") from error
+        check(spec)
+        table = cls(spec)
+        try:
+            table.space  # noqa: B018 -- its checks
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+        return table
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What runs, but is probably not meant."""
+        found = [f"the key {key} is not of the format: ignored" for key in self.spec if key not in KEYS]
+        found += [f"the key slo.{key} is not of the format: ignored" for key in self.spec.get("slo") or {}
+                  if key != "tpot_ms"]
+        found += [f"client_params names {name}, which is no parameter" for name in sorted(self.client_params)
+                  if name not in self.params]
+        for where, rule in _rules(self.spec):
+            found += [f"{where}: {name}={value!r} is not a choice, so this never matches"
+                      for name, values in rule["when"].items() for value in _listed(values)
+                      if value not in self.params[name]]
+        if not math.isfinite(self.optimum[1]):
+            found.append("no configuration works within the limits: there is no optimum, and every share is 0")
+        return tuple(found)
 
     @property
     def name(self) -> str:
@@ -146,6 +173,70 @@ class Table:
 
     def _index(self, config: Config) -> tuple[int, ...]:
         return tuple(choices.index(config[name]) for name, choices in self.params.items())
+
+
+KEYS = ("name", "client_params", "params", "baseline", "launch_s", "measure_s", "noise_cv", "slo", "tokens_per_s",
+        "watts", "crashes")
+OPTIONAL = ("slo", "crashes")
+
+
+def check(spec: Any) -> None:
+    """Raises ValueError, one line, for what a table lacks or what cannot be computed with."""
+    if not isinstance(spec, dict):
+        raise ValueError(f"a table is a mapping, not {type(spec).__name__}")
+    missing = [key for key in KEYS if key not in spec and key not in OPTIONAL]
+    if missing:
+        raise ValueError(f"missing: {', '.join(missing)}")
+    params = spec["params"]
+    if not isinstance(params, dict) or not all(isinstance(c, list) and c for c in params.values()):
+        raise ValueError("params: every parameter needs a list of choices")
+    if "concurrency" not in params:
+        raise ValueError("params: concurrency is missing")
+    for key in ("launch_s", "measure_s", "noise_cv"):
+        _number(spec[key], key, zero=True)
+    for quantity in ("tokens_per_s", "watts"):
+        levels = spec[quantity].get("by_concurrency") if isinstance(spec[quantity], dict) else None
+        for level in params["concurrency"]:
+            if not isinstance(levels, dict) or level not in levels:
+                raise ValueError(f"{quantity}.by_concurrency: {level} is missing")
+            _number(levels[level], f"{quantity}.by_concurrency: {level}")
+    for where, rule in _rules(spec):
+        if not isinstance(rule, dict) or not isinstance(rule.get("when"), dict):
+            raise ValueError(f"{where}: when is missing")
+        unknown = sorted(set(rule["when"]) - set(params))
+        if unknown:
+            raise ValueError(f"{where}: a rule names the unknown parameter {', '.join(unknown)}")
+        if where.startswith("crashes"):
+            _crash_rule(rule, where)
+        else:
+            _number(rule.get("times"), f"{where}: times")
+
+
+def _crash_rule(rule: Rule, where: str) -> None:
+    for key in ("stage", "log"):
+        if not isinstance(rule.get(key), str):
+            raise ValueError(f"{where}: {key} is missing")
+    try:
+        stage = Stage.parse(rule["stage"])
+    except ValueError as error:
+        raise ValueError(f"{where}: the stage {rule['stage']} is unknown; known: {', '.join(Stage)}") from error
+    if stage is not Stage.SERVING:
+        _number(rule.get("after_s"), f"{where}: after_s", zero=True)
+    _number(rule.get("probability", 1), f"{where}: probability", zero=True)
+
+
+def _number(value: Any, where: str, zero: bool = False) -> None:
+    if value is None:
+        raise ValueError(f"{where} is missing")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (value > 0 or zero and value == 0):
+        raise ValueError(f"{where} must be a positive number, not {value!r}")
+
+
+def _rules(spec: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Every factor and crash rule, with where it stands."""
+    found = [(f"{quantity}.factors[{i}]", rule) for quantity in ("tokens_per_s", "watts")
+             for i, rule in enumerate(spec[quantity].get("factors") or [])]
+    return found + [(f"crashes[{i}]", rule) for i, rule in enumerate(spec.get("crashes") or [])]
 
 
 def matches(when: Mapping[str, Any], config: Config) -> bool:

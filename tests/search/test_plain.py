@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import pathlib
+import re
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +20,7 @@ from autotune.search.plain import SAMPLERS, Plain
 from autotune.search.protocol import Launch, Limits, Measured, Observation, Stop, StopKind
 from autotune.space import Rule
 from tests.search.simulate import simulate
+from tests.search.tables import Table
 from tests.search.test_strategy import PLAIN, table
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -102,3 +107,31 @@ def test_the_benchmark_says_what_it_cannot_read(tmp_path: pathlib.Path) -> None:
     done = subprocess.run([sys.executable, str(ROOT / "tests/benchmarks/search.py"), str(tmp_path / "bad.yaml")],
                           capture_output=True, text=True, check=False)
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda t: t.pop("watts"), "missing: watts"),
+    (lambda t: t["baseline"].pop("mode"), "mode is missing"),
+    (lambda t: t["baseline"].update(mode="z"), "is not a choice"),
+    (lambda t: t["tokens_per_s"]["by_concurrency"].popitem(), "by_concurrency"),
+    (lambda t: t.update(crashes=[{"when": {"mode": "c"}, "stage": "load", "log": "x"}]), "after_s is missing"),
+    (lambda t: t.update(crashes=[{"when": {"mdoe": "c"}, "stage": "load", "log": "x"}]), "unknown parameter mdoe"),
+    (lambda t: t.update(crashes=[{"when": {}, "stage": "lod", "log": "x", "after_s": 1}]), "stage lod is unknown"),
+    (lambda t: t.update(launch_s="ten"), "launch_s must be a positive number"),
+    (lambda t: t["params"].update(mode=[]), "list of choices"),
+])
+def test_a_bad_table_is_one_line(change: Callable[[dict[str, Any]], Any], says: str, tmp_path: pathlib.Path) -> None:
+    spec = copy.deepcopy(PLAIN)
+    change(spec)
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(spec))
+    with pytest.raises(ValueError, match=re.escape(says)) as told:
+        Table.load(tmp_path / "bad.yaml")
+    assert "\n" not in str(told.value)
+
+
+def test_what_a_table_probably_does_not_mean_is_remarked(tmp_path: pathlib.Path) -> None:
+    spec = copy.deepcopy(PLAIN) | {"speling": 1, "crashes": [
+        {"when": {"mode": "z"}, "stage": "load", "log": "x", "after_s": 1}]}
+    (tmp_path / "odd.yaml").write_text(yaml.safe_dump(spec))
+    assert [word for remark in Table.load(tmp_path / "odd.yaml").remarks for word in ("speling", "mode='z'")
+            if word in remark] == ["speling", "mode='z'"]

@@ -26,6 +26,11 @@ def test_a_warm_start_that_is_missing_is_refused_before_anything_runs(tmp_path: 
         make_strategy(load(["+space=b300", f"study.warm_start=[{tmp_path}]"]))
 
 
+def test_a_sampler_that_learns_nothing_from_a_warm_start_says_so(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match="study.strategy=tpe learns nothing from study.warm_start"):
+        make_strategy(load(["+space=b300", "study.strategy=tpe", f"study.warm_start=[{tmp_path}]"]))
+
+
 def test_the_large_space_with_conditions_and_rules_is_searched_within_its_rules() -> None:
     settings = load(["+space=b300"])
     space, strategy, seen = settings.space, make_strategy(settings), set()
