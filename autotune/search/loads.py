@@ -13,13 +13,19 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.search.crashes import CrashModel
 from autotune.search.memory import MOST_REPEATS, NOISE, Key, Memory
+from autotune.search.outlook import Costs
 from autotune.search.value import Posterior, expected_improvement
 
 Floats = NDArray[np.float64]
 
 LEAST = 1e-4
 """Gains below this are not worth a measurement."""
+CHEAP = 0.25
+"""Share of a launch's time that a measurement takes at most, to be made for a choice's sake alone."""
+SAFE = 0.9
+"""Chance that a server survives such a measurement."""
 
 
 def next_load(gains: Floats, repeats: Floats, measure_s: float, bar: float, fresh: bool, fallback: int) -> int | None:
@@ -63,3 +69,25 @@ def worth_of_repeat(mean: float, sd: float, noise: float, rival: float) -> float
     """
     shift = sd * sd / math.hypot(sd, noise)
     return float(expected_improvement(np.array(-abs(mean - rival)), np.array(max(shift, 1e-9)), 0.0))
+
+
+def unfamiliar(memory: Memory, crashes: CrashModel, posterior: Posterior, key: Key) -> int | None:
+    """The most promising load part thought to break a limit, for a server with a choice seen under one load part only.
+
+    Limits that other choices break there this one may keep, and nothing seen so far can tell. It is asked once for
+    each choice without an order, where a measurement is cheap beside a launch. None: there is nothing to ask.
+    """
+    costs, here, grid = Costs.of(memory), memory.servers[key], memory.grid
+    if costs.measure_s > CHEAP * costs.launch_s or not here.values:
+        return None
+    under: dict[tuple[int, int], set[int]] = {}
+    for server in memory.servers.values():
+        for column, code in enumerate(server.row.tolist()):
+            under.setdefault((column, code), set()).update(server.values)
+    if all(len(under[i, key[i]]) > 1 for i, param in enumerate(grid.server_params) if not param.numeric):
+        return None
+    row = here.row[None]
+    seen = posterior.predict(row)
+    open_ = grid.allowed(row)[0] & (crashes.chance_serving(row)[0] >= SAFE) & (seen.ratios[:, 0] > 0).any(axis=0)
+    open_[[*here.values, *here.load_crashes]] = False
+    return int(np.argmax(np.where(open_, seen.mean[0], -np.inf))) if open_.any() else None

@@ -21,7 +21,7 @@ from autotune.search import stopping
 from autotune.search.causes import Culprit
 from autotune.search.crashes import CrashModel
 from autotune.search.grid import Codes, Grid
-from autotune.search.loads import next_load, repeats
+from autotune.search.loads import next_load, repeats, unfamiliar
 from autotune.search.memory import Key, Memory
 from autotune.search.outlook import Belief, Costs, Outlook, look
 from autotune.search.owed import BASELINE_CHANCE, owed
@@ -134,6 +134,8 @@ class LaunchAware:
             again = repeats(self.memory, self._beliefs[0][1], key)
         index = next_load(gains, again, Costs.of(self.memory).measure_s, self._bar, fresh,
                           self._usual_load(row))
+        if index is None and self._beliefs:
+            index = unfamiliar(self.memory, self._crashes, self._beliefs[0][1], key)
         return None if index is None else self.grid.load(index)
 
     def _usual_load(self, row: Codes) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pathlib
 import statistics
 from typing import Any
 
@@ -14,6 +15,8 @@ from autotune.search.strategy import LaunchAware
 from tests.search.generate import random_table
 from tests.search.simulate import Run, simulate
 from tests.search.tables import Table
+
+TABLES = pathlib.Path(__file__).resolve().parents[1] / "benchmarks" / "tables"
 
 PLAIN: dict[str, Any] = {
     "name": "plain", "client_params": ["concurrency"],
@@ -101,6 +104,12 @@ def test_a_region_whose_first_neighbours_crash_is_not_given_up_in_haste(seed: in
                  [{"when": {"mode": "b"}, "times": 1.6}])
     found, _ = run(trap, seed)
     assert found.final_share >= 0.98
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_layout_that_pays_only_where_others_break_the_limit_is_found(seed: int) -> None:
+    found, _ = run(Table.load(TABLES / "layout_and_load.yaml"), seed)
+    assert found.final_share >= 0.94
 
 
 def test_a_feature_that_this_host_lacks_costs_one_launch_and_no_confirmation() -> None:
