@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pathlib
-import resource
 import subprocess
 import sys
 
@@ -140,10 +139,8 @@ def test_a_log_of_1_gb_needs_less_than_100_mb(tmp_path: pathlib.Path) -> None:
             if file.tell() > 900_000_000:
                 file.write(CRASH.encode())
         file.write(b"Killed\n")
-    code = ("import resource, sys; from autotune.crash.verb import run; "
-            "status = run(sys.argv[1:], sys.stdout); "
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr); sys.exit(status)")
+    code = ("import sys; from autotune.crash.verb import run; status = run(sys.argv[1:], sys.stdout); "
+            "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr); sys.exit(status)")
     done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, text=True, check=True)
     assert '"illegal_memory_access"' in done.stdout
-    assert int(done.stderr.split()[-1]) < 100 * 1024 * (1 if sys.platform == "linux" else 1024)
-    assert resource.RUSAGE_SELF is not None
+    assert int(done.stderr.split()[-1]) < 100 * 1024  # its own peak: ru_maxrss would be the forking process's

@@ -116,7 +116,7 @@ def test_a_person_sees_the_truth_in_a_browser(served: tuple[str, Made], tmp_path
     study = f"{address}/dashboard/studies/1"
     pages = {"study": (study, [f"Best Trial (number={best.trial if best else ''})"]),
              "crashed trial": (f"{study}/trials?numbers={crashed}", ["CRASHED at nccl-init", "NVLS multicast needs"]),
-             "infeasible trial": (f"{study}/trials?numbers={infeasible}", ["Infeasible", "INFEASIBLE: breaks"]),
+             "infeasible trial": (f"{study}/trials?numbers={infeasible}", ["INFEASIBLE: breaks"]),
              "note": (f"{study}/note", ["more output tokens per joule"])}
     for name, (page, words) in pages.items():
         text = browse(page, "--dump-dom", "--window-size=1400,1800", folder=tmp_path / "profile")
