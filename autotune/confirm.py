@@ -17,6 +17,7 @@ from autotune.records import Config, config_key
 from autotune.space import Space
 from autotune.tune import Tuner
 
+AGAIN = 2  # further launches for a block whose window may not be compared
 METHOD = "re-launched in interleaved blocks (A B B A), two-way layout on log values"
 
 
@@ -58,17 +59,26 @@ def confirm(tuner: Tuner, settings: ConfirmationSettings) -> Decision | None:
     state = Confirmation("baseline", [key for key in plan if key != "baseline"], rules)
     blocks: list[tuple[str, float | None]] = [
         (str(r.attrs["confirm"]), r.value if r.feasible else None) for r in records
-        if r.attrs.get("confirm_after") == searched and r.state in ("COMPLETE", "PRUNED")]
+        if r.attrs.get("confirm_after") == searched and r.state in ("COMPLETE", "PRUNED") and not _disturbed(r)]
     state.replay(blocks)
     while (key := state.next()) is not None:
         tuner.watcher.note(f"confirmation round {state.rounds + 1}: "
                            + ("the baseline" if key == "baseline" else f"the configuration of trial {key}"))
         record = tuner.block(plan[key], reason="confirmation", confirm=key, confirm_after=searched)
+        for _ in range(AGAIN):  # a window that may not be compared says nothing against the configuration
+            if _disturbed(record):
+                tuner.watcher.note(f"again: the window was {', '.join(record.attrs['invalid_reasons'])}")
+                record = tuner.block(plan[key], reason="confirmation", confirm=key, confirm_after=searched)
         state.add(key, record.value if record.feasible else None)
     decision = state.decision()
     mine = [r for r in study.records() if r.attrs.get("confirm_after") == searched]
     study.set_attr("confirmation", as_attr(decision, plan, mine))
     return decision
+
+
+def _disturbed(record: TrialRecord) -> bool:
+    """Whether a block was measured, within the limits or not, in a window that may not be compared."""
+    return record.state == "COMPLETE" and bool(record.attrs.get("invalid_reasons"))
 
 
 def as_attr(decision: Decision, plan: dict[str, Config], records: Sequence[TrialRecord]) -> dict[str, Any]:
