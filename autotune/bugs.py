@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from autotune.crash.bugreport import bug_report
 from autotune.crash.isolate import Isolated, Isolation, suspects
+from autotune.engine.server import write_text
 from autotune.history import TrialRecord, crash_of
 from autotune.records import Config, Stage, config_key
 from autotune.space import Space
@@ -43,9 +43,6 @@ class Bug:
     known: Mapping[str, bool]
     loaded: bool
 
-    def part(self, space: Space, record: TrialRecord) -> Config:
-        return dict(record.config) if self.loaded else space.split(record.config)[0]
-
     def isolation(self, space: Space) -> Isolation | None:
         """A failure isolation that knows what the study knows; None where nothing worked.
 
@@ -54,8 +51,8 @@ class Bug:
         """
         if self.working is None:
             return None
-        crashing, working = self.part(space, self.crashing), self.part(space, self.working)
-        baseline = dict(space.baseline) if self.loaded else space.split(space.baseline)[0]
+        crashing, working, baseline = (_part(space, config, self.loaded) for config in (
+            self.crashing.config, self.working.config, space.baseline))
         if self.known.get(config_key(baseline)):
             working = baseline
         flags = {name: [name] for name in crashing}
@@ -79,7 +76,7 @@ def _bug(space: Space, signature: str, crashed: Sequence[TrialRecord], records: 
         worked += [r for r in records if r.crashed and r.attrs["crash_stage"] == str(Stage.SERVING)]
 
     def part(record: TrialRecord) -> Config:
-        return dict(record.config) if loaded else space.split(record.config)[0]
+        return _part(space, record.config, loaded)
 
     known = {config_key(part(r)): False for r in crashed} | {config_key(part(r)): True for r in worked}
     pairs = [(_distance(part(a), part(b)), i, j) for i, a in enumerate(crashed) for j, b in enumerate(worked)
@@ -89,6 +86,11 @@ def _bug(space: Space, signature: str, crashed: Sequence[TrialRecord], records: 
         return Bug(signature, tuple(crashed), crashed[i], worked[j], known, loaded)
     nearest = min(crashed, key=lambda r: _distance(r.config, space.baseline))
     return Bug(signature, tuple(crashed), nearest, None, known, loaded)
+
+
+def _part(space: Space, config: Config, loaded: bool) -> Config:
+    """What of a configuration a crash is about: all of it under load, else the server part."""
+    return dict(config) if loaded else space.split(config)[0]
 
 
 def _distance(a: Config, b: Config) -> int:
@@ -119,7 +121,7 @@ def smallest(space: Space, bug: Bug) -> Isolated | None:
         return None
     if search.result is not None:
         return search.result
-    crashing, working = bug.part(space, bug.crashing), bug.part(space, bug.working)
+    crashing, working = (_part(space, r.config, bug.loaded) for r in (bug.crashing, bug.working))
     choices = {name: value for name, value in crashing.items() if name not in working or working[name] != value}
     holding = [worked for key, worked in bug.known.items() if choices.items() <= json.loads(key).items()]
     instead = {name: working[name] for name in choices if name in working}
@@ -138,8 +140,6 @@ def write(folder: pathlib.Path, space: Space, records: Sequence[TrialRecord],
                           working_command=working or (), environment=attrs.get("server_env"), versions=versions)
         path = folder / "bugs" / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', bug.signature)}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.tmp")
-        draft.write_text(text)
-        os.replace(draft, path)
+        write_text(path, text)
         paths.append(path)
     return paths

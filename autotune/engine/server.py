@@ -267,9 +267,14 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def write_json(path: pathlib.Path, value: object) -> None:
+    """Write JSON; like `write_text`."""
+    write_text(path, json.dumps(value, indent=1, default=str) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
     """Replace `path` at once, so that nobody reads half of it."""
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=1, default=str) + "\n")
+    part.write_text(text)
     part.replace(path)
 
 
