@@ -169,7 +169,7 @@ class _Run:
 
     def pulse(self, tick: Tick) -> Pulse:
         reading = self.meter.read()
-        return Pulse(reading.t, _tokens_at(self.client.ticks, reading.t), reading)
+        return Pulse(reading.t, tokens_at(self.client.ticks, reading.t), reading)
 
     def say(self, text: str, tick: Tick) -> None:
         now = time.monotonic()
@@ -250,7 +250,7 @@ def _accept_length(replies: Sequence[Reply]) -> float | None:
     return sum(r.tokens for r in known) / steps if steps else None
 
 
-def _tokens_at(ticks: Sequence[Tick], t: float) -> float:
+def tokens_at(ticks: Sequence[Tick], t: float) -> float:
     """Tokens at a moment between two ticks, by interpolation; extrapolated past the last one by its rate."""
     if len(ticks) < 2:
         return ticks[-1].tokens if ticks else 0.0
