@@ -68,7 +68,7 @@ def measure(target: Target, load: LoadSpec, meter: Meter, settings: WindowSettin
         kind = "no_answer" if alive() else "server_died"
         return LoadFailure(kind, f"the server did not answer the first request: {str(error)[:200]}", 0, 1, {kind: 1},
                            time.monotonic() - started, excerpt=str(error))
-    with LoadClient(LoadOrder(target, load, ratio)) as client, Watcher(target) as watcher:
+    with LoadClient(LoadOrder(target, load, ratio, limits.need_gaps)) as client, Watcher(target) as watcher:
         run = _Run(client, load, meter, settings, alive, progress, started)
         try:
             steady = run.warm_up()
