@@ -100,13 +100,16 @@ def train_draft(tensors: Mapping[str, Tensor], shape: Shape, stream: Tensor, lay
     """
     target, factors = Target(shape, tensors), rotations(shape, shape.max_position)
     generator = torch.Generator().manual_seed(0)
-    written: list[Tensor] = []
+    written: list[tuple[Tensor, Tensor]] = []  # tokens, and what of the last layer gives the next token
     start = time.monotonic()
     while not written or time.monotonic() - start < WRITING * seconds:
         at = torch.randint(len(stream) - PROMPT, (PROMPTS, 1), generator=generator)
         prompts = stream[at + torch.arange(PROMPT)].long()
-        written.append(train.continue_text(target, shape, prompts, NEW, train.TEMPERATURES))
-    text = torch.cat(written)
+        tokens = train.continue_text(target, shape, prompts, NEW, train.TEMPERATURES)
+        with torch.no_grad():
+            last, _ = train.run_target(target, shape, tokens, factors)
+            written.append((tokens, target.finish(last[:, PROMPT - 1:-1])))
+    text, knowing = (torch.cat(parts) for parts in zip(*written, strict=True))
     train.say(f"the target wrote {len(text) * NEW} tokens")
     small = replace(shape, layers=layers, taps=(layers,))
     names = ("embedding", "norm", *(n for n in tensors if n.startswith("target.") and int(n.split(".")[1]) < layers))
@@ -114,10 +117,8 @@ def train_draft(tensors: Mapping[str, Tensor], shape: Shape, stream: Tensor, lay
     draft = Target(small, learned)
 
     def loss() -> Tensor:
-        tokens = text[torch.randint(len(text), (BATCH,), generator=generator)]
-        with torch.no_grad():
-            final, _ = train.run_target(target, shape, tokens, factors)
-            taught = F.linear(target.finish(final[:, PROMPT - 1:-1]), target.embedding).softmax(-1)
+        some = torch.randint(len(text), (BATCH,), generator=generator)
+        tokens, taught = text[some], F.linear(knowing[some], tensors["embedding"]).softmax(-1)
         x, _ = train.run_target(draft, small, tokens, factors)
         guesses = F.linear(draft.finish(x[:, PROMPT - 1:-1]), draft.embedding).log_softmax(-1)
         hard = guesses.gather(-1, tokens[:, PROMPT:, None])[..., 0]
