@@ -37,8 +37,8 @@ FILES = 240  # of the corpus that are read
 PROMPT, NEW = 48, 208  # tokens of a prompt and of its continuation
 PROMPTS = 32  # that the target goes on from at a time
 LEAST_S = 5.0  # of training
-BATCH = 16  # sequences of a training step
-WRITING = 0.4  # share of the time in which the target writes what the draft learns from
+BATCH = 4  # sequences of a training step
+WRITING = 0.3  # share of the time in which the target writes what the draft learns from
 
 
 def checkpoint(tensors: Mapping[str, Tensor], shape: Shape, idle_layers: int = 0) -> dict[str, Tensor]:
