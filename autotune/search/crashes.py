@@ -117,6 +117,20 @@ class CrashModel:
                     out.append((column, code, 1 - innocent))
         return out
 
+    def suspects_under_load(self) -> list[tuple[int, int, float]]:
+        """The same of server choices that came up, took part in a crash under load, and were never measured."""
+        out = []
+        for column, seen in enumerate(self.seen):
+            measured = set(self.served[:, column].tolist())
+            for code in np.flatnonzero(seen).tolist():
+                innocent = 1.0
+                for group in self.groups:
+                    if group.loaded and code not in measured:
+                        innocent *= 1 - group.part(column, code)
+                if innocent < 1:
+                    out.append((column, code, 1 - innocent))
+        return out
+
     def combinations(self) -> list[tuple[dict[int, tuple[int, ...]], float]]:
         """(codes by column, probability) of the likeliest cause of each group, where several choices make it up."""
         out = []

@@ -139,6 +139,11 @@ class Memory:
         return any(server.came_up and all(self.grid.server(server.row).get(name) in values
                                           for name, values in when.items()) for server in self.servers.values())
 
+    def measured(self, when: Mapping[str, tuple[Value, ...]]) -> bool:
+        """Whether a server part with one of the choices of each parameter of `when` was measured."""
+        return any(server.values and all(self.grid.server(server.row).get(name) in values
+                                         for name, values in when.items()) for server in self.servers.values())
+
     def ratios(self, key: Key, load: int) -> tuple[NDArray[np.float64], float]:
         """(limits,) mean log ratio of a measured configuration to each limit, and the sd of their noise."""
         y, noise = self._points[key, load]

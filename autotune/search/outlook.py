@@ -23,6 +23,7 @@ Belief = tuple[float, Posterior]
 """A value model and its weight."""
 
 BLIND_GAIN = 0.1  # expected gain of a launch while nothing was measured
+SURVIVED = 0.05  # chance to survive a load part up to which nothing is hoped of it
 UPPER = 1.64  # sds above the mean that are still plausible (the 95 % quantile)
 CRASH_WEIGHT = 0.5  # a crash costs at least this share of a whole launch: it may be over sooner, but it teaches less
 UNTRIED = 0.99  # chance to meet no new cause below which a past study is asked
@@ -60,9 +61,11 @@ class Outlook:
 
     rows: Codes  # (n, P)
     chance: Floats  # (n,) that the launch comes up
+    serving: Floats  # (n,) that it then survives, under the kindest load part that may gain anything
     gains: Floats  # (n, L) expected gain of measuring there on the live server
     gain: Floats  # (n,) of the best load part
-    upper: Floats  # (n,) plausible gain, at the 95 % quantile
+    upper: Floats  # (n,) plausible gain, at the 95 % quantile; none where hardly a load part would be survived
+    upper_served: Floats  # (n,) the same if every load part were survived
     cost_s: Floats  # (n,)
 
     @property
@@ -78,7 +81,8 @@ def look(grid: Grid, memory: Memory, beliefs: Sequence[Belief], crashes: CrashMo
     beliefs: value models and their weights, none before the first measurement; past: the chances that past studies
     foretell, and how far they are trusted.
     """
-    serving = crashes.chance_serving(rows) * grid.allowed(rows)
+    allowed = grid.allowed(rows)
+    serving = crashes.chance_serving(rows) * allowed
     if not beliefs:
         gains = upper = np.full(serving.shape, BLIND_GAIN)
     else:
@@ -92,7 +96,7 @@ def look(grid: Grid, memory: Memory, beliefs: Sequence[Belief], crashes: CrashMo
                 some = some * normal_cdf(-ratio / seen.sd)
                 high = high * (ratio < UPPER * seen.sd)
             gains, upper = gains + some, np.maximum(upper, high)
-    gains, upper = gains * serving, upper * (serving > 0.05)
+    gains, upper = gains * serving, upper * allowed
     for key, server in memory.servers.items():
         if key in busy or memory.dead(server):
             gone: list[int] | slice = slice(None)
@@ -111,4 +115,6 @@ def look(grid: Grid, memory: Memory, beliefs: Sequence[Belief], crashes: CrashMo
         chance = chance * (told / unseen) ** past[1]
     crash_s = CRASH_WEIGHT * costs.launch_s + (1 - CRASH_WEIGHT) * costs.crash_s
     cost_s = chance * (costs.launch_s + USUAL_LOADS * costs.measure_s) + (1 - chance) * crash_s
-    return Outlook(rows, chance, gains, gains.max(axis=1), upper.max(axis=1), cost_s)
+    survived, hopeful = upper * (serving > SURVIVED), serving * (upper > 0)
+    return Outlook(rows, chance, hopeful.max(axis=1), gains, gains.max(axis=1), survived.max(axis=1), upper.max(axis=1),
+                   cost_s)

@@ -1,8 +1,9 @@
 """Giving a region up, and taking it up again: a sum, worked out anew before every launch.
 
-A region is a choice that has never come up since it took part in a crash, or a combination of choices that most
-probably crashes. In an open region of the first kind only isolating launches are made: those with nearly the best
-chance that the region has, which do not combine it with another suspect and change what may be its accomplice.
+A region is a choice that has never come up since it took part in a crash, one that comes up and has never been measured
+since it took part in a crash under load, or a combination of choices that most probably crashes. In an open region of
+the first kind only isolating launches are made: those with nearly the best chance that the region has, which do not
+combine it with another suspect and change what may be its accomplice.
 
 A region is closed while its best launch no longer pays: because too little chance is left, because not even a
 plausible gain times the chance is worth a launch, or because it costs more seconds per plausible gain than the best
@@ -49,16 +50,28 @@ class Region:
     belief: float  # probability that the region is at fault
     evidence: tuple[Failure, ...]
     probe: int  # row of its most promising launch
-    chance: float
+    chance: float  # that its probe comes up, and where crashes under load are the reason that it is then measured
     upper: float
     cost_s: float
     left: int  # launches in it that would rank above the best one elsewhere if they were sure to come up
     alternative: int | None  # row of the best launch elsewhere
     why: str | None
+    under_load: bool  # its servers come up, and break when they are asked for something
 
     @property
     def name(self) -> str:
         return " with ".join(f"{k}={'|'.join(map(str, v))}" for k, v in sorted(self.when.items()))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What may be a region: see `Region`."""
+
+    when: When
+    belief: float
+    inside: Mask
+    isolating: bool = False
+    under_load: bool = False
 
 
 def review(grid: Grid, outlook: Outlook, crashes: CrashModel, least: float) -> tuple[Floats, list[Region]]:
@@ -69,21 +82,24 @@ def review(grid: Grid, outlook: Outlook, crashes: CrashModel, least: float) -> t
     worth = outlook.expected.copy()
     suspects: list[tuple[When, float]] = [
         ({column: (code,)}, part) for column, code, part in crashes.suspects() if part >= SUSPICION]
+    loaded: list[tuple[When, float]] = [
+        ({column: (code,)}, part) for column, code, part in crashes.suspects_under_load() if part >= SUSPICION]
     combinations: list[tuple[When, float]] = [
         (when, part) for when, part in crashes.combinations() if part >= CULPRIT]
-    found = [(when, part, _inside(outlook, when), i < len(suspects))
-             for i, (when, part) in enumerate([*suspects, *combinations])]
-    for _, _, inside, isolate in found:
-        if isolate:
-            top = _top(outlook, inside)
-            worth[inside & (outlook.chance < ISOLATING * top)] = 0.0
-            hopeful = inside & (worth > 0)
+    found = [*(_Found(when, part, _inside(outlook, when), isolating=True) for when, part in suspects),
+             *(_Found(when, part, _inside(outlook, when), under_load=True) for when, part in loaded),
+             *(_Found(when, part, _inside(outlook, when)) for when, part in combinations)]
+    for some in found:
+        if some.isolating:
+            top = _top(outlook, some.inside)
+            worth[some.inside & (outlook.chance < ISOLATING * top)] = 0.0
+            hopeful = some.inside & (worth > 0)
             worth[hopeful] = np.maximum(worth, PLAUSIBLE * outlook.chance * outlook.upper)[hopeful]
-    free = np.logical_and.reduce([~inside for _, _, inside, _ in found], initial=True) & (worth > 0)
+    free = np.logical_and.reduce([~some.inside for some in found], initial=True) & (worth > 0)
     nothing_else = not (worth[free] >= least).any()
     regions = []
-    for when, part, inside, _ in found:
-        region = _judge(grid, outlook, crashes, worth, when, part, inside, least, nothing_else)
+    for some in found:
+        region = _judge(grid, outlook, crashes, worth, some, least, nothing_else)
         if region is not None:
             regions.append(region)
     for region in regions:
@@ -92,21 +108,24 @@ def review(grid: Grid, outlook: Outlook, crashes: CrashModel, least: float) -> t
     return worth, regions
 
 
-def _judge(grid: Grid, outlook: Outlook, crashes: CrashModel, worth: Floats, when: Mapping[int, tuple[int, ...]],
-           part: float, inside: Mask, least: float, nothing_else: bool) -> Region | None:
+def _judge(grid: Grid, outlook: Outlook, crashes: CrashModel, worth: Floats, found: _Found, least: float,
+           nothing_else: bool) -> Region | None:
     """One region; None when it has no launch left."""
-    hopeful = np.flatnonzero(inside & (outlook.upper > 0))
+    when, part, inside = found.when, found.belief, found.inside
+    chances, uppers = ((outlook.chance * outlook.serving, outlook.upper_served) if found.under_load
+                       else (outlook.chance, outlook.upper))
+    hopeful = np.flatnonzero(inside & (uppers > 0))
     if not hopeful.size:
         return None
     ranked = np.where(inside, worth, 0.0)
     if ranked.max() <= 0:
-        ranked[hopeful] = (outlook.chance * outlook.upper)[hopeful]
+        ranked[hopeful] = (chances * uppers)[hopeful]
     probe = int(np.argmax(ranked))
-    chance, upper, cost_s = float(outlook.chance[probe]), float(outlook.upper[probe]), float(outlook.cost_s[probe])
+    chance, upper, cost_s = float(chances[probe]), float(uppers[probe]), float(outlook.cost_s[probe])
     rates = np.where(inside, 0.0, outlook.expected / outlook.cost_s)
     other = int(np.argmax(rates)) if rates.max() > 0 else None
     alternative = float(rates[other]) if other is not None else 0.0
-    top = _top(outlook, inside)
+    top = float(chances[hopeful].max())
     why = None
     evidence = tuple(f for f in crashes.failures if all(int(f.row[c]) in codes for c, codes in when.items()))
     lacking = any(f.crash.blame is Blame.ENVIRONMENT for f in evidence)  # this host has no such feature
@@ -120,7 +139,7 @@ def _judge(grid: Grid, outlook: Outlook, crashes: CrashModel, worth: Floats, whe
     elif chance * upper / cost_s < alternative:
         why = "the best launch elsewhere pays more per second"
     left = int((inside & (outlook.gain / outlook.cost_s > alternative)).sum())
-    return Region(names, inside, part, evidence, probe, chance, upper, cost_s, left, other, why)
+    return Region(names, inside, part, evidence, probe, chance, upper, cost_s, left, other, why, found.under_load)
 
 
 def _lacks(grid: Grid, names: Mapping[str, tuple[Value, ...]], evidence: tuple[Failure, ...],
@@ -154,7 +173,8 @@ def record(grid: Grid, outlook: Outlook, region: Region, after_launches: int, re
     total = f"{region.upper:.1%} at best x {region.chance:.0%} for {region.cost_s:.0f} s against {promise}"
     if reopened is None:
         reason = f"{region.name} closed after {told}: {region.why} ({total})"
-        opens = (f"a launch with {region.name} comes up, its chance rises above {FAIR:.0%}, or launches elsewhere gain "
+        works = "is measured" if region.under_load else "comes up"
+        opens = (f"a launch with {region.name} {works}, its chance rises above {FAIR:.0%}, or launches elsewhere gain "
                  f"less than {region.chance * region.upper / region.cost_s * 3600:.1%} an hour")
         if region.why is not None and region.why.startswith(LACKING):
             opens = f"the host is mended and a launch with {region.name} comes up"

@@ -208,7 +208,7 @@ class LaunchAware:
 
     def _reason(self, outlook: Outlook, regions: Sequence[Region], pick: int) -> str:
         gain, chance = float(outlook.gain[pick]), float(outlook.chance[pick])
-        where = [r.name for r in regions if r.inside[pick]]
+        where = [r.name for r in regions if not r.under_load and r.inside[pick]]
         if where:
             return (f"isolates {' and '.join(where)}: starts with {chance:.0%}, may gain up to "
                     f"{float(outlook.upper[pick]):.1%}")
@@ -226,8 +226,10 @@ class LaunchAware:
                 continue
             opened = now.get(name)
             if opened is None:
-                if self.memory.came_up(before.when):
-                    self._pivots.append(record(self.grid, outlook, before, self.memory.launches, "it came up"))
+                works = self.memory.measured if before.under_load else self.memory.came_up
+                if works(before.when):
+                    said = "it was measured" if before.under_load else "it came up"
+                    self._pivots.append(record(self.grid, outlook, before, self.memory.launches, said))
                 continue
             changed = len(opened.evidence) != len(before.evidence) or opened.chance > before.chance + 0.01
             why = f"its chance is now {opened.chance:.0%}" if changed else "launches elsewhere gain less by now"

@@ -98,6 +98,26 @@ def test_a_choice_that_always_crashes_is_given_up_with_the_whole_sum_written_dow
     assert found.crashed <= 4 and found.final_share > 0.98
 
 
+def test_a_choice_that_comes_up_and_dies_at_its_first_request_is_given_up_in_writing_too() -> None:
+    healthy = table([{"when": {"mode": "b"}, "stage": "serving", "log": "segfault", "after_s": 0}],
+                    [{"when": {"depth": 8}, "times": 1.5}])
+    found, strategy = run(healthy)
+    told = [p for p in strategy.pivots() if p.region == {"mode": ("b",)}]
+    assert [p.action for p in told] == ["close"], found.stop
+    assert told[0].belief > 0.5 and told[0].chance < 0.2 and told[0].upper_gain > 0
+    assert told[0].signatures == ("segfault",) and "a launch with mode=b is measured" in told[0].reopens_when
+    assert found.crashed <= 3 and found.final_share > 0.98
+
+
+def test_a_choice_that_dies_under_one_load_only_is_not_given_up() -> None:
+    heavy = table([{"when": {"mode": "b", "concurrency": 64}, "stage": "serving", "log": "oom", "after_s": 0}],
+                  [{"when": {"mode": "b"}, "times": 4.0}])
+    found, strategy = run(heavy)
+    assert found.final_share > 0.98
+    told = [p.action for p in strategy.pivots() if p.region == {"mode": ("b",)}]
+    assert told in ([], ["close", "reopen"])
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_region_whose_first_neighbours_crash_is_not_given_up_in_haste(seed: int) -> None:
     trap = table([{"when": {"mode": "b", "graphs": True}, "stage": "graph_capture"}, {"when": {"fused": True}}],

@@ -1,4 +1,5 @@
-"""A whole study of the space vllm_cpu_moe on a real vLLM: crashes at the start and under load, and what is exported."""
+"""A whole study of the space vllm_cpu_moe on a real vLLM: crashes at the start and under load, regions that are given
+up because of them, and what is exported."""
 
 from __future__ import annotations
 
@@ -65,6 +66,11 @@ def test_a_study_on_a_real_vllm_learns_from_its_crashes_and_ships_what_starts(tm
     assert not {attrs["crash_signature"] for attrs in at_start} & {attrs["crash_signature"] for attrs in under_load}
     launched = [json.loads(file.read_text())["argv"] for file in sorted(folder.glob("launches/*/command.json"))]
     assert 1 <= sum("--enable-expert-parallel" in argv for argv in launched) <= 2
+    pivots = {json.dumps(p["region"]): p for p in map(json.loads, (folder / "pivots.jsonl").read_text().splitlines())
+              if p["action"] == "close"}
+    experts = pivots['{"parallel": ["tp2_ep"]}']
+    assert set(experts["signatures"]) >= {attrs["crash_signature"] for attrs in under_load}
+    assert experts["belief"] > 0.5 and experts["trials"] and "is measured" in experts["reopens_when"]
     assert (folder / "report.html").exists()
 
     engine = settings("vllm_cpu_moe").engine

@@ -15,7 +15,7 @@ from tests.sglang.support import arguments, pairwise, ruled, settings, small
 
 HERE = pathlib.Path(__file__).parent
 VERSION = "0.32.0"
-SPACES = ("vllm_cpu_moe", "vllm_gpu")
+SPACES = ("vllm_cpu_moe", "vllm_cpu_spec", "vllm_gpu")
 
 VALUES: dict[str, Value] = {
     "all2all_backend": "deepep_low_latency", "moe_backend": "triton", "expert_placement": "round_robin",

@@ -15,7 +15,7 @@ from autotune.engine.spec import EngineSpec
 from autotune.records import Config, UsageError, Value
 from tests.sglang.support import pairwise, ruled, settings, small
 
-SPACES = ("vllm_cpu_moe", "vllm_gpu")
+SPACES = ("vllm_cpu_moe", "vllm_cpu_spec", "vllm_gpu")
 VERSION = "0.32.0"
 
 
