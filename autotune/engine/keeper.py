@@ -11,7 +11,7 @@ log_limit_bytes. It then
   SIGKILL after `term_s`;
 - writes folder/owner.json at the start and folder/exit.json at the end, and exits 0.
 
-Only the standard library and `autotune.redact` are imported: it must start fast and stay small.
+Only the standard library, `autotune.files` and `autotune.redact` are imported: it must start fast and stay small.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import time
 from collections import deque
 from typing import BinaryIO
 
+from autotune.files import write_json
 from autotune.redact import Redactor
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -145,13 +146,6 @@ def end_all(term_s: float, main_pid: int) -> dict[int, int]:
         ended.update(reap())
     ended.update(reap())
     return ended
-
-
-def write_json(path: pathlib.Path, value: object) -> None:
-    """Replace `path` at once, so that nobody reads half of it."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=1) + "\n")
-    part.replace(path)
 
 
 def started(pid: int) -> str:

@@ -27,6 +27,7 @@ from typing import Any
 from autotune.engine.argv import Command
 from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageReader
+from autotune.files import write_json
 from autotune.records import AutotuneError, Stage, UsageError
 from autotune.redact import Redactor
 
@@ -264,18 +265,6 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
-
-
-def write_json(path: pathlib.Path, value: object) -> None:
-    """Write JSON; like `write_text`."""
-    write_text(path, json.dumps(value, indent=1, default=str) + "\n")
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Replace `path` at once, so that nobody reads half of it."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    part.replace(path)
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import dataclasses
 import json
 import pathlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+from autotune.files import write_lines
 
 OK = "ok"
 OPEN = "open"
@@ -78,7 +80,7 @@ def write_replies(path: pathlib.Path, replies: Iterable[Reply], zero: float) -> 
     def after(t: float | None) -> float | None:
         return None if t is None else round(t - zero, 6)
 
-    with path.open("w", encoding="utf-8") as file:
+    def lines() -> Iterator[str]:
         for reply in sorted(replies, key=lambda r: r.sent):
             row = {"index": reply.index, "kind": reply.kind, "status": reply.status, "due_s": after(reply.due),
                    "sent_s": after(reply.sent), "first_s": after(reply.times[0] if reply.times else None),
@@ -86,4 +88,6 @@ def write_replies(path: pathlib.Path, replies: Iterable[Reply], zero: float) -> 
                    "wanted_tokens": reply.wanted_tokens, "tokens": reply.tokens, "events": len(reply.times),
                    "prompt_tokens": reply.prompt_tokens, "verify_steps": reply.verify_steps,
                    "attempts": reply.attempts, "detail": reply.detail}
-            file.write(json.dumps({k: v for k, v in row.items() if v not in (None, "")}) + "\n")
+            yield json.dumps({k: v for k, v in row.items() if v not in (None, "")}) + "\n"
+
+    write_lines(path, lines())

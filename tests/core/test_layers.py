@@ -9,7 +9,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2] / "autotune"
 LAYERS: list[set[str]] = [
-    {"records", "redact"},
+    {"records", "redact", "files"},
     {"space"},
     {"engine", "crash", "measure"},
     {"workload"},
