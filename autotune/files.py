@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 from collections.abc import Iterable
 
 
@@ -42,6 +43,11 @@ def write_lines(path: pathlib.Path, pieces: Iterable[str], mode: int = 0o644) ->
         with contextlib.suppress(OSError):
             part.unlink()
         raise
+
+
+def free_mib(folder: pathlib.Path) -> float:
+    """Space that is left for files in an existing folder, in MiB. Raises OSError."""
+    return shutil.disk_usage(folder).free / 2**20
 
 
 def append_line(path: pathlib.Path, line: str) -> None:

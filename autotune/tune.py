@@ -104,6 +104,7 @@ class Tuner:
     def _live(self, server: Config, load: Config, step: Launch,
               attrs: dict[str, Any]) -> Iterator[tuple[LiveServer, _Asked, int]]:
         """A launch whose first trial is asked before it starts; an open trial is told FAIL when we fail."""
+        self.bench.check_room(self.folder)
         number = self._next_launch()
         self.watcher.launching(number, step)
         asked = _Asked(self.study.ask({**server, **load}, number, **attrs))

@@ -197,7 +197,8 @@ def open_study(settings: Settings, create: bool = True) -> Any:
         raise UsageError(f"there is no study in {settings.folder} yet: "
                          f"run python -m autotune +space={settings.space.name} first")
     limits = sorted(settings.limits)
-    return Study.open(url, settings.study_name, settings.space, identity(settings), limits, create)
+    return Study.open(url, settings.study_name, settings.space, identity(settings), limits, create,
+                      settings.study.storage_wait_s)
 
 
 def identity(settings: Settings) -> dict[str, Any]:

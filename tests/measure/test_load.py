@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import pickle
 import statistics
 import subprocess
 import sys
@@ -150,11 +149,10 @@ def test_an_open_loop_sends_at_its_rate_and_counts_from_when_a_request_was_due(t
 
 def test_the_load_ends_when_the_tuner_is_gone(tmp_path: pathlib.Path) -> None:
     with Stub(tmp_path) as stub:
-        data = pickle.dumps(LoadOrder(target_of(stub), LOAD, 4.0))
         child = subprocess.Popen([sys.executable, "-m", "autotune.measure.load"], stdin=subprocess.PIPE,
                                  stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
         assert child.stdin and child.stdout
-        child.stdin.write(len(data).to_bytes(8, "big") + data)
+        child.stdin.write(LoadOrder(target_of(stub), LOAD, 4.0).to_json().encode() + b"\n")
         child.stdin.flush()
         assert child.stdout.readline()
         child.stdin.close()
