@@ -144,7 +144,7 @@ class Campaign:
             self.figures.doubled += sum(again.values()) - len(again)
             print(f"DOUBLED in {site.folder}: {again}", flush=True)
         wanted = {"COMPLETE", "PRUNED"} <= {t.state for t in trials} <= {"COMPLETE", "PRUNED", "FAIL"}
-        if code != 0 or not wanted or not (site.study / "launch.sh").exists() or len(searched) < 6:
+        if code != 0 or not wanted or not (site.study / "launch.sh").exists() or len(searched) < 4:
             self.figures.wrong_ends += 1
             print(f"WRONG END in {site.folder}: exit {code}, {len(searched)} configurations, "
                   f"states {collections.Counter(t.state for t in trials)}; {site.said()[-300:]!r}", flush=True)
