@@ -73,7 +73,7 @@ class Site:
         with path.open("ab") as log:
             return subprocess.Popen(
                 [*wrap, *self.command(*overrides, verb=verb)], cwd=self.folder, stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL, start_new_session=True,
+                stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_interruptible,
                 env={**told, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "AUTOTUNE_CAMPAIGN": self.marker,
                      **self.env, **(env or {})})
 
@@ -176,6 +176,14 @@ class Site:
         return [Trial(number, state, values.get(key), params.get(key, {}), attrs.get(key, {}))
                 for key, number, state in rows]
 
+    def wait_for(self, text: str, tuner: subprocess.Popen[bytes], within_s: float = 120.0, after: int = 0) -> None:
+        """Wait until the tuner printed `text` past the position `after`. Raises TimeoutError."""
+        deadline = time.monotonic() + within_s
+        while text not in self.said()[after:]:
+            if tuner.poll() is not None or time.monotonic() > deadline:
+                raise TimeoutError(f"the tuner did not say {text!r}: {self.said()[-300:]!r}")
+            time.sleep(0.02)
+
     def said(self) -> str:
         """What the tuner printed so far."""
         path = self.folder / "tuner.log"
@@ -202,6 +210,11 @@ class Trial:
 def standin(params: Mapping[str, Any], **extra: Any) -> dict[str, Any]:
     """The engine file of the stand-in: parameters by name to flag, besides those it has."""
     return {**ENGINE, "params": {**ENGINE["params"], **params}, "info": {"path": "/server_info"}, **extra}
+
+
+def _interruptible() -> None:
+    """A job in the background is born deaf to Ctrl-C; a tuner on a terminal is not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def alive(pid: int) -> bool:
