@@ -203,6 +203,11 @@ class Trial:
         return self.state in ("COMPLETE", "PRUNED")
 
     @property
+    def measured(self) -> bool:
+        """Measured, also where the noise of this machine made the window one that may not be compared."""
+        return self.finished and "window_s" in self.attrs and "crash_signature" not in self.attrs
+
+    @property
     def key(self) -> str:
         return json.dumps(dict(sorted(self.params.items())))
 

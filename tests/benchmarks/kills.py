@@ -138,13 +138,14 @@ class Campaign:
         trials = site.trials()
         self.figures.trials += sum(t.finished for t in trials)
         self.figures.failed += sum(t.state == "FAIL" for t in trials)
-        searched = collections.Counter(t.key for t in trials if t.finished and not t.attrs.get("confirm"))
+        complete = [t for t in trials if t.state == "COMPLETE" and not t.attrs.get("confirm")]
+        searched = collections.Counter(t.key for t in complete)
         again = {key: n for key, n in searched.items() if n > 1}
         if again:
             self.figures.doubled += sum(again.values()) - len(again)
             print(f"DOUBLED in {site.folder}: {again}", flush=True)
-        wanted = {"COMPLETE", "PRUNED"} <= {t.state for t in trials} <= {"COMPLETE", "PRUNED", "FAIL"}
-        if code != 0 or not wanted or not (site.study / "launch.sh").exists() or len(searched) < 4:
+        wanted = {t.state for t in trials} <= {"COMPLETE", "PRUNED", "FAIL"} and any(t.finished for t in trials)
+        if code != (0 if complete else 3) or not wanted or (code == 0 and not (site.study / "launch.sh").exists()):
             self.figures.wrong_ends += 1
             print(f"WRONG END in {site.folder}: exit {code}, {len(searched)} configurations, "
                   f"states {collections.Counter(t.state for t in trials)}; {site.said()[-300:]!r}", flush=True)
