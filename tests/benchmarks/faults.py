@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.benchmarks.campaign import ROOT, SHORT, Site, end, standin, tree
+from tests.benchmarks.campaign import ROOT, SHORT, Site, Trial, end, standin, tree
 
 LIMITS = {"arg-parse": 30, "device-init": 6, "nccl-init": 6, "load": 6, "kv-alloc": 6, "graph-capture": 6, "warmup": 20}
 FAKES = ROOT / "tests" / "fakes"
