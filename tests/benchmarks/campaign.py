@@ -176,7 +176,7 @@ class Site:
         return [Trial(number, state, values.get(key), params.get(key, {}), attrs.get(key, {}))
                 for key, number, state in rows]
 
-    def wait_for(self, text: str, tuner: subprocess.Popen[bytes], within_s: float = 120.0, after: int = 0) -> None:
+    def wait_for(self, text: str, tuner: subprocess.Popen[bytes], within_s: float = 600.0, after: int = 0) -> None:
         """Wait until the tuner printed `text` past the position `after`. Raises TimeoutError."""
         deadline = time.monotonic() + within_s
         while text not in self.said()[after:]:

@@ -175,9 +175,17 @@ def main() -> None:
     parser.add_argument("--tokens-per-s", type=float, default=200.0, help="speed of one request")
     parser.add_argument("--flags", default="", help="anything, to tell configurations apart")
     parser.add_argument("--stage-s", type=float, default=0.02)
+    parser.add_argument("--api-key", default="", help="said in the log, as careless servers do")
+    parser.add_argument("--say", default="", help="a file whose lines are said at the start")
     args = parser.parse_args()
     if args.fault in ("ignore-sigterm", "keep-port"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if args.api_key:
+        say(f"server_args=ServerArgs(port={args.port}, api_key='{args.api_key}')")
+    if args.say:
+        with open(args.say) as lines:
+            for line in lines:
+                say(line.rstrip("\n"))
     for stage, mark in MARKS.items():
         say(mark)
         time.sleep(args.stage_s)
