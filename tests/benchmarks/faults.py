@@ -78,8 +78,8 @@ def make(folder: pathlib.Path, fault: str = "none", at: str = "serving", env: di
              "baseline": {"speed": 100, "fault": "none", "at": at, "concurrency": 2},
              "workload": {**SHORT, **{k: SHORT[k] * Slow.factor for k in SHORT if k.endswith("timeout_s")},
                           "warmup_max_s": SHORT["warmup_max_s"] * Slow.factor, **(workload or {})},
-             "server": {"ready_poll_s": 0.1, "stage_limits_s": {k: v * Slow.factor for k, v in LIMITS.items()}, "log_limit_mib": 8, "disk_free_mib": 1,
-                        "gpu_free_s": 2, **(server or {})},
+             "server": {"ready_poll_s": 0.1, "stage_limits_s": {k: v * Slow.factor for k, v in LIMITS.items()},
+                        "log_limit_mib": 8, "disk_free_mib": 1, "gpu_free_s": 2, **(server or {})},
              "study": {"confirm": {"finalists": 0}, "launches": 4, "strategy": "grid"},
              "agreement": {"prompts": 2, "output_tokens": 4, "context_tokens": 8, "timeout_s": 3 * Slow.factor}}
     host = ["--host", "{host}", "--port", "{port}", "--stage-s", str(stage_s)]
@@ -594,7 +594,7 @@ def main() -> int:
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--keep", type=pathlib.Path, help="keep the studies in this folder")
     options = parser.parse_args()
-    faults = [f for f in campaign() if (f.quick or not options.quick) and 
+    faults = [f for f in campaign() if (f.quick or not options.quick) and
               any(word in f.name for word in options.only.split(","))]
     Slow.factor = options.slow
     began = time.monotonic()
