@@ -63,6 +63,7 @@ class LiveServer:
         self.env = dict(server.command.env)
         self.resolved = self._resolved() if crash is None else {}
         self.agreement: float | None = None
+        self.measurements = 0
 
     @property
     def alive(self) -> bool:
@@ -137,11 +138,12 @@ class LiveServer:
         from autotune.measure.window import measure
 
         settings = self.bench.settings
+        self.measurements += 1
         target = self._target()
         powered = Powered(self.server.pid, self.bench.uuids(self.server.command.gpus))
         meter, _ = open_meter(self.bench.power, powered, self.folder / f"power-{label}.csv")
         with meter:
-            found = measure(target, settings.workload.load(load), meter, settings.workload.window(),
+            found = measure(target, settings.workload.load(load, self.measurements), meter, settings.workload.window(),
                             limits=Limits(settings.limits), alive=lambda: self.server.alive,
                             progress=lambda text: self.progress(text, self.server.after_s),
                             record=self.folder / f"requests-{label}.jsonl")

@@ -11,6 +11,8 @@ from autotune.records import Config, UsageError
 
 TOKENS = "tokens:"
 """`workload.prompts=tokens:LOW-HIGH` asks for random token ids in [LOW, HIGH)."""
+SEEDS_APART = 1_000_003
+"""Between the seeds of one server's measurements, so that those of studies with neighbouring seeds stay apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +58,20 @@ class WorkloadSettings:
         self.load({"concurrency": 1})
         self.window()
 
-    def load(self, load: Config) -> LoadSpec:
-        """The load of one load part: `concurrency`, and `context` when the space has it. Raises UsageError."""
+    def load(self, load: Config, measurement: int = 0) -> LoadSpec:
+        """The load of one load part: `concurrency`, and `context` when the space has it. Raises UsageError.
+
+        `measurement` counts those of one server: each sends prompts of its own (the same for every configuration),
+        since a server that remembers prompts would answer those of its second measurement from its prefix cache.
+        """
+        seed = self.seed + SEEDS_APART * measurement
         return LoadSpec(
             concurrency=int(load.get("concurrency", 1)), context_tokens=int(load.get("context", self.contexts[0])),
             output_tokens=int(load.get("output_tokens", self.output_tokens)), output_spread=self.spread,
-            temperature=self.temperature, ignore_eos=self.ignore_eos, rate_per_s=self.rate_per_s, seed=self.seed,
-            prompts=self.prompt_source(), first_token_timeout_s=self.first_token_timeout_s,
-            token_timeout_s=self.token_timeout_s, request_timeout_s=self.request_timeout_s, retries=self.retries)
+            temperature=self.temperature, ignore_eos=self.ignore_eos, rate_per_s=self.rate_per_s, seed=seed,
+            prompts=dataclasses.replace(self.prompt_source(), seed=seed),
+            first_token_timeout_s=self.first_token_timeout_s, token_timeout_s=self.token_timeout_s,
+            request_timeout_s=self.request_timeout_s, retries=self.retries)
 
     def window(self) -> WindowSettings:
         """When the load is steady, and how long it is measured. Raises UsageError."""

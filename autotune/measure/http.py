@@ -1,7 +1,7 @@
 """HTTP/1.1 as far as a load client needs it: request bytes, and the framing of an answer as it arrives.
 
-Written by hand because the hot path allows a few microseconds per chunk; tests/benchmarks/load.py holds
-the comparison with httpx, aiohttp and httptools. Framing follows RFC 9112 sections 6 and 7.
+Written by hand because the hot path allows a few microseconds per chunk; tests/benchmarks/load.py compares
+it with clients on httpx and aiohttp. Framing follows RFC 9112 sections 6 and 7.
 """
 
 from __future__ import annotations

@@ -58,10 +58,10 @@ def percentiles(seconds: Sequence[float] | Floats) -> Percentiles | None:
 
 
 def gaps(replies: Sequence[Reply], start: float, end: float) -> Floats:
-    """Seconds between successive arrivals of one request, for arrivals in [start, end)."""
+    """Seconds between successive arrivals of one watched request, for arrivals in [start, end)."""
     found = []
     for r in replies:
-        if len(r.times) > 1:
+        if r.watched and len(r.times) > 1:
             times = np.frombuffer(r.times, dtype=np.float64)
             later = times[1:]
             found.append(np.diff(times)[(later >= start) & (later < end)])

@@ -52,6 +52,11 @@ class Limits:
     def satisfied(self, measurement: Measurement) -> bool:
         return all(v <= 0 for v in self.violations(measurement).values())
 
+    @property
+    def need_gaps(self) -> bool:
+        """Whether a limit looks at the time between tokens, so that every stream must be watched."""
+        return any(name.startswith("itl_") for name in self._limits)
+
     def good(self, reply: Reply) -> bool:
         """Whether one request by itself keeps every latency limit (whatever the percentile) and the speed limit."""
         if not reply.ok:

@@ -26,6 +26,7 @@ from collections import deque
 from typing import Any, BinaryIO
 
 from autotune.measure import http, sse, system
+from autotune.measure.pacing import FULL_BYTES, TOKENS_BEFORE, WATCHED, Pacing
 from autotune.measure.reply import Reply, packed
 from autotune.measure.slot import CONNECTING, IDLE, READING, Slot
 from autotune.measure.source import RequestSource
@@ -49,7 +50,9 @@ class Load:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
         self.family, self.address = found[0], found[4]
         self.source = RequestSource(order, f"{host}:{port}")
-        self.slots = [Slot() for _ in range(order.load.concurrency)]
+        watch_all = order.watch_all or not order.load.ignore_eos
+        self.slots = [Slot(watched=watch_all or number < WATCHED) for number in range(order.load.concurrency)]
+        self.pacing = Pacing()
         self.by_fd: dict[int, Slot] = {}
         self.poller = system.poller()
         self.tally = Tally()
@@ -87,14 +90,20 @@ class Load:
                     ready.stamps.append(now)
                     if len(data) < SHORT or data.endswith(b"\r\n\r\n"):
                         self._digest(ready, now)
+                    elif not ready.watched and len(ready.parts) >= TOKENS_BEFORE:
+                        self._digest(ready, now)
+                        self._rest(ready, now)
                 elif ready.state == READING and not ready.out:
                     self._read(ready, now)
                 else:
                     self._progress(ready, mask, now)
+            while (resting := self.pacing.due(now)) is not None:
+                self._look(resting, now)
             if now >= next_tick:
                 for slot in self.slots:
                     if slot.parts:
                         self._digest(slot, now)
+                        self._rest(slot, now)
                 self._timers(now)
                 self._tick(now)
                 next_tick = max(next_tick + TICK_S, now)
@@ -119,6 +128,31 @@ class Load:
         slot.parts.append(data)
         slot.stamps.append(now)
         self._digest(slot, now)
+
+    def _look(self, slot: Slot, now: float) -> None:
+        """Read a stream that was left alone, and see whether it can be left alone again."""
+        slot.resting = False
+        self.poller.register(slot.fd, slot.interest)
+        try:
+            data = slot.receive(READ_BYTES)
+        except OSError as error:
+            self._failed_read(slot, now, error)
+            return
+        reply = slot.reply
+        slot.parts.append(data)
+        slot.stamps.append(now)
+        self._digest(slot, now)
+        if slot.reply is not reply:
+            self.pacing.missed_end()
+        elif len(data) < FULL_BYTES:
+            self._rest(slot, now)
+
+    def _rest(self, slot: Slot, now: float) -> None:
+        """Leave a running stream alone for a while, if it can be."""
+        pause = self.pacing.pause_s(slot, now)
+        if pause and slot.plain and not slot.resting:
+            self.poller.unregister(slot.fd)
+            self.pacing.rest(slot, now + pause)
 
     def _failed_read(self, slot: Slot, now: float, error: OSError) -> None:
         if isinstance(error, BlockingIOError):
@@ -151,19 +185,26 @@ class Load:
 
     def _take_careful(self, slot: Slot, data: bytes, now: float) -> None:
         framing = slot.framing
-        payload = framing.feed(data)
-        if payload and framing.status == 200:
-            slot.stream.feed(payload, now)
-        elif payload:
-            assert slot.reply is not None
-            slot.reply.detail = (slot.reply.detail + payload.decode("utf-8", "replace"))[:2000]
-        slot.plain = framing.status == 200 and framing.between_chunks
+        while data:
+            cut = data.find(sse.CHUNK_OF_EVENTS) + len(sse.CHUNK_OF_EVENTS)
+            piece, data = (data[:cut], data[cut:]) if cut >= len(sse.CHUNK_OF_EVENTS) else (data, b"")
+            payload = framing.feed(piece)
+            if payload and framing.status == 200:
+                slot.stream.feed(payload, now)
+            elif payload:
+                assert slot.reply is not None
+                slot.reply.detail = (slot.reply.detail + payload.decode("utf-8", "replace"))[:2000]
+            slot.plain = framing.status == 200 and framing.between_chunks
+            if slot.plain and slot.stream.times:
+                slot.stream.take(framing, [data], [now])
+                return
 
     def _end(self, slot: Slot, now: float) -> None:
         """The answer is complete: replace the request first, then account for it."""
         done, framing, stream = slot.reply, slot.framing, slot.stream
         assert done is not None
         slot.used, slot.plain = True, False
+        self.pacing.saw_end()
         if not framing.reusable:
             self._drop(slot)
         self._free(slot, now, failed=framing.status != 200 or stream.error is not None)
@@ -200,7 +241,7 @@ class Load:
     def _start(self, slot: Slot, now: float, due: float | None = None) -> None:
         index, wanted, slot.request = self.source.next()
         sent = time.monotonic()
-        self._send(slot, now, Reply(index, wanted, due=sent if due is None else due, sent=sent))
+        self._send(slot, now, Reply(index, wanted, due=sent if due is None else due, sent=sent, watched=slot.watched))
 
     def _send(self, slot: Slot, now: float, new: Reply) -> None:
         slot.reply, slot.framing, slot.stream = new, http.Framing(), sse.TokenStream()
@@ -258,14 +299,18 @@ class Load:
     def _drop(self, slot: Slot) -> None:
         if slot.sock is not None:
             self.by_fd.pop(slot.fd, None)
-            self.poller.unregister(slot.fd)
+            if not slot.resting:
+                self.poller.unregister(slot.fd)
+            slot.resting = False
             slot.close()
 
     # Time
 
     def _pause(self, next_tick: float) -> float:
         """Seconds the poller may wait."""
-        due = min(next_tick, self.next_arrival) if self.rate is not None else next_tick
+        due = min(next_tick, self.pacing.next_look)
+        if self.rate is not None:
+            due = min(due, self.next_arrival)
         return max(0.0, due - time.monotonic())
 
     def _arrive(self, now: float, rate: float) -> None:

@@ -5,13 +5,11 @@ Text comes from the Python standard library (on every machine) or a JSONL file; 
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import json
 import os
 import pathlib
 import random
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,15 +40,14 @@ class PromptSet:
         self.chars_per_token = chars_per_token or START_CHARS_PER_TOKEN
         self._items: list[Prompt] = []
         self._text = ""
-        self._starts: list[int] = []
         self._round: tuple[int, list[int]] = (-1, [])
         if spec.kind == "jsonl":
             assert spec.path is not None
             self._items = read_prompts(spec.path)
         if spec.kind == "builtin":
-            self._set_text(builtin_text())
+            self._text = builtin_text()
         elif spec.kind == "jsonl" and context_tokens is not None:
-            self._set_text("\n\n".join(_flat(item) for item in self._items))
+            self._text = "\n\n".join(_flat(item) for item in self._items)
 
     @property
     def needs_calibration(self) -> bool:
@@ -86,16 +83,15 @@ class PromptSet:
             self._round = (index // count, order)
         return self._round[1][index % count]
 
-    def _set_text(self, text: str) -> None:
-        self._text = text
-        self._starts = [0] + [found.end() for found in re.finditer(r"\n(?=\S)", text)]
-
     def _slice(self, label: str, chars: int) -> str:
-        """`chars` characters from the start of a line that `label` decides, going round at the end of the text."""
+        """`chars` characters from anywhere in the text, as `label` decides, going round at its end.
+
+        Anywhere, not at the starts of lines, of which there are too few: a prompt that came before is one whose keys
+        and values the server still has, and a load of such prompts is another load.
+        """
         if chars <= 0:
             return ""
-        last = bisect.bisect_right(self._starts, max(0, len(self._text) - chars))
-        start = self._starts[int(share(label) * max(1, last))]
+        start = int(share(label) * len(self._text))
         piece = self._text[start:start + chars]
         while len(piece) < chars:
             piece += self._text[:chars - len(piece)]

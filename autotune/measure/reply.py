@@ -22,7 +22,8 @@ class Reply:
     Times are seconds of CLOCK_MONOTONIC. `kind` is `ok`, `open` (still in flight when the load ended) or the
     kind of failure: `connect`, `reset`, `http_503`, `stream_error`, `aborted`, `partial`, `malformed`, `empty`,
     `timeout_first_token`, `timeout_token`, `timeout_request`. `completion_tokens` is the server's final count,
-    None when it gave none. `times` and `counts` are as in `sse.TokenStream`.
+    None when it gave none. `times` and `counts` are as in `sse.TokenStream`; of a request that was not `watched` only
+    the first and the last time are those of an arrival, the others are when it was looked at.
     """
 
     index: int
@@ -37,6 +38,7 @@ class Reply:
     prompt_tokens: int | None = None
     verify_steps: int | None = None
     attempts: int = 1
+    watched: bool = True
     times: array[float] = dataclasses.field(default_factory=lambda: array("d"))
     counts: array[int] = dataclasses.field(default_factory=lambda: array("q"))
 

@@ -14,12 +14,16 @@ CONNECTING, READING, IDLE = range(3)
 
 class Slot:
     """State that `load.Load` moves. `interest` is what the poller watches for on `fd`; `parts` is what was read and
-    not yet digested, at the times `stamps`; `plain` says that more of a running stream comes next."""
+    not yet digested, at the times `stamps`; `plain` says that more of a running stream comes next. A `watched` slot is
+    always read at once; a `resting` one is not polled until its look number `look` is due."""
 
-    __slots__ = ("fd", "framing", "interest", "out", "parts", "plain", "receive", "reply", "request", "sock", "stamps",
-                 "state", "stream", "used")
+    __slots__ = ("fd", "framing", "interest", "look", "out", "parts", "plain", "receive", "reply", "request", "resting",
+                 "sock", "stamps", "state", "stream", "used", "watched")
 
-    def __init__(self) -> None:
+    def __init__(self, watched: bool = True) -> None:
+        self.watched = watched
+        self.resting = False
+        self.look = 0
         self.sock: socket.socket | None = None
         self.fd = -1
         self.interest = select.POLLIN

@@ -127,11 +127,15 @@ class LoadSpec:
 
 @dataclasses.dataclass(frozen=True)
 class LoadOrder:
-    """What the load client's process is asked for; `chars_per_token` is what calibration found."""
+    """What the load client's process is asked for; `chars_per_token` is what calibration found.
+
+    `watch_all`: read every stream as it arrives, also where a few would do (see `pacing`).
+    """
 
     target: Target
     load: LoadSpec
     chars_per_token: float | None
+    watch_all: bool = False
 
     def to_json(self) -> str:
         """The order as one line of JSON."""

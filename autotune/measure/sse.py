@@ -14,6 +14,9 @@ from typing import Any
 
 from autotune.measure.http import Framing
 
+CHUNK_OF_EVENTS = b"\n\n\r\n"
+"""How a chunk ends that is whole events."""
+_KEY = b'"completion_tokens"'
 _COUNT = re.compile(rb'"completion_tokens":\s*(\d+)').match
 
 
@@ -42,6 +45,11 @@ class TokenStream:
         self._value: dict[str, Any] | None = None  # the last event that carried a token count ...
         self._tail = b""  # ... or the chunk that holds it
 
+    @property
+    def counting(self) -> bool:
+        """Whether the server says with its events how many tokens there were so far."""
+        return self._count > 0
+
     def take(self, framing: Framing, parts: Sequence[bytes], stamps: Sequence[float]) -> None:
         """Digest what was read of an answer: `parts`, each with its time. Raises BadAnswer and BadStream.
 
@@ -49,8 +57,12 @@ class TokenStream:
         """
         alike = bool(self.times) and not self._rest and framing.between_chunks
         for part, now in zip(parts, stamps, strict=True):
-            if alike and self._take_alike(part, now):
-                continue
+            if alike:
+                if self._take_alike(part, now):
+                    continue
+                cut = _end_of_alike(part)
+                if cut and self._take_alike(part[:cut], now):
+                    part = part[cut:]
             payload = framing.feed(part)
             if payload:
                 self.feed(payload, now)
@@ -61,17 +73,19 @@ class TokenStream:
 
         In a stream whose events end with two line feeds, such an end before a chunk's own line end is the chunk's end.
         """
-        if not part.endswith(b"\n\n\r\n") or b'"error"' in part or b"[DONE]" in part:
+        if not part.endswith(CHUNK_OF_EVENTS) or b'"error"' in part or b"[DONE]" in part:
             return False
         if self._count:
-            found = _COUNT(part, part.rfind(b'"completion_tokens"'))
+            if part.count(_KEY) != part.count(b"\n\n"):
+                return False  # an event without a count of its own
+            found = _COUNT(part, part.rfind(_KEY))
             if found is None or (count := int(found[1])) <= self._count:
                 return False
             self._count, self._tail, self._value = count, part, None
             self.times.append(now)
             self.counts.append(count)
             return True
-        if b'"completion_tokens"' in part or b"\n:" in part:
+        if _KEY in part or b"\n:" in part:
             return False
         for _ in range(part.count(b"\n\n")):
             self.times.append(now)
@@ -141,6 +155,13 @@ class TokenStream:
         steps = meta.get("spec_verify_ct", usage.get("spec_verify_ct"))
         return {"completion_tokens": usage.get("completion_tokens"), "prompt_tokens": usage.get("prompt_tokens"),
                 "verify_steps": steps}
+
+
+def _end_of_alike(part: bytes) -> int:
+    """Where the chunks end that come before an error, the end of the stream, or a piece of a chunk; 0: at once."""
+    stops = [at for at in (part.find(b'"error"'), part.find(b"[DONE]")) if at >= 0]
+    at = part.rfind(CHUNK_OF_EVENTS, 0, min(stops, default=len(part)))
+    return at + len(CHUNK_OF_EVENTS) if at >= 0 else 0
 
 
 def _object(data: bytes) -> dict[str, Any]:

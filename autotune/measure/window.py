@@ -68,7 +68,7 @@ def measure(target: Target, load: LoadSpec, meter: Meter, settings: WindowSettin
         kind = "no_answer" if alive() else "server_died"
         return LoadFailure(kind, f"the server did not answer the first request: {str(error)[:200]}", 0, 1, {kind: 1},
                            time.monotonic() - started, excerpt=str(error))
-    with LoadClient(LoadOrder(target, load, ratio)) as client, Watcher(target) as watcher:
+    with LoadClient(LoadOrder(target, load, ratio, limits.need_gaps)) as client, Watcher(target) as watcher:
         run = _Run(client, load, meter, settings, alive, progress, started)
         try:
             steady = run.warm_up()
@@ -169,7 +169,7 @@ class _Run:
 
     def pulse(self, tick: Tick) -> Pulse:
         reading = self.meter.read()
-        return Pulse(reading.t, _tokens_at(self.client.ticks, reading.t), reading)
+        return Pulse(reading.t, tokens_at(self.client.ticks, reading.t), reading)
 
     def say(self, text: str, tick: Tick) -> None:
         now = time.monotonic()
@@ -250,7 +250,7 @@ def _accept_length(replies: Sequence[Reply]) -> float | None:
     return sum(r.tokens for r in known) / steps if steps else None
 
 
-def _tokens_at(ticks: Sequence[Tick], t: float) -> float:
+def tokens_at(ticks: Sequence[Tick], t: float) -> float:
     """Tokens at a moment between two ticks, by interpolation; extrapolated past the last one by its rate."""
     if len(ticks) < 2:
         return ticks[-1].tokens if ticks else 0.0

@@ -1,6 +1,8 @@
-"""Load clients side by side against one stub server: ours, sglang.bench_serving, guidellm, aiperf.
+"""Load clients side by side against one stub server: ours, plain ones on httpx and aiohttp, and other tools'
+(sglang.bench_serving, guidellm, aiperf).
 
-    python tests/benchmarks/load.py [--json] [--peers sglang guidellm aiperf] [--install] [--concurrency 64 1024]
+    python tests/benchmarks/load.py [--json] [--peers httpx aiohttp sglang guidellm aiperf] [--install]
+                                    [--concurrency 64 1024]
 
 Up to C=64 the stub decodes in steps of 20 ms, as real servers do, above that as fast as it can, 8 events at once.
 For each client: requests done, tokens lost, tokens per second, CPU seconds of the client's
@@ -111,7 +113,20 @@ def worker(url: str, concurrency: int, requests: int, out: str) -> None:
 
 
 def ours_claim(job: Job) -> Claim:
-    found = json.loads((job.folder / "ours.json").read_text())
+    return _own_claim(job.folder / "ours.json")
+
+
+def plain(library: str) -> Callable[[str, Job], list[str]]:
+    return lambda python, job: [python, str(pathlib.Path(__file__).with_name("plain_client.py")), library, job.url,
+                                str(job.concurrency), str(job.requests), str(job.folder / "plain.json")]
+
+
+def plain_claim(job: Job) -> Claim:
+    return _own_claim(job.folder / "plain.json")
+
+
+def _own_claim(path: pathlib.Path) -> Claim:
+    found = json.loads(path.read_text())
     return Claim(found["requests"], found["tokens"], *_latency(found["ttft"]), statistics.mean(found["tpot"]) * 1000)
 
 
@@ -161,7 +176,9 @@ def aiperf_claim(job: Job) -> Claim:
     return Claim(int(found["request_count"]["avg"]), tokens, first["avg"], first["p99"], later["avg"])
 
 
-CONTENDERS = (Contender("ours", None, ours, ours_claim), Contender("sglang", SGLANG_ENV, sglang, sglang_claim),
+CONTENDERS = (Contender("ours", None, ours, ours_claim), Contender("httpx", None, plain("httpx"), plain_claim),
+              Contender("aiohttp", SGLANG_ENV, plain("aiohttp"), plain_claim),
+              Contender("sglang", SGLANG_ENV, sglang, sglang_claim),
               Contender("guidellm", "guidellm", guidellm, guidellm_claim),
               Contender("aiperf", "aiperf", aiperf, aiperf_claim))
 

@@ -9,6 +9,7 @@ import pytest
 
 from autotune import config
 from autotune.config import load, space_files
+from autotune.measure.prompts import PromptSet
 from autotune.records import UsageError
 
 
@@ -129,3 +130,16 @@ def test_matrix_takes_the_number_of_a_trial() -> None:
 def test_a_value_that_makes_no_sense_is_refused_by_name(override: str, says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
         load(["+space=local", override])
+
+
+def test_each_measurement_of_a_server_sends_prompts_of_its_own_the_same_for_every_configuration() -> None:
+    """Otherwise the second measurement of a server is answered from its prefix cache, and is of another load."""
+    workload = load(["+space=local"]).workload
+
+    def prompts(measurement: int, concurrency: int = 4) -> list[str]:
+        spec = workload.load({"concurrency": concurrency}, measurement)
+        made = PromptSet(spec.prompts, spec.context_tokens, 4.0)
+        return [str(made.prompt(i)) for i in range(200)]
+
+    assert not set(prompts(1)) & set(prompts(2)) and prompts(2) == prompts(2, 16)
+    assert workload.load({}, 1).seed != workload.load({}, 2).seed

@@ -29,9 +29,15 @@ def test_built_in_text_has_the_wanted_length_and_depends_on_seed_and_number_only
     assert len(builtin_text()) > 1_000_000 and one.needs_calibration
 
 
+def test_thousands_of_prompts_of_built_in_text_are_all_different() -> None:
+    """A prompt that came before would be answered from the server's prefix cache."""
+    prompts = PromptSet(BUILTIN, 60, 4.0)
+    assert len({str(prompts.prompt(i))[:160] for i in range(5000)}) > 4950
+
+
 def test_prompts_longer_than_all_text_go_round(tmp_path: pathlib.Path) -> None:
     prompts = PromptSet(jsonl(tmp_path, {"text": "abc"}, {"prompt": "def"}), 100, 2.0)
-    assert len(str(prompts.prompt(3))) == 200
+    assert len(str(prompts.prompt(3))) == 200 and len({str(prompts.prompt(i)) for i in range(30)}) > 4
 
 
 def test_a_share_of_the_prompt_can_be_common_to_all() -> None:

@@ -2,25 +2,25 @@
 # Written by autotune: starts one measured configuration of a study.
 #
 #   Study          h200
-#   Trial          3
+#   Trial          12
 #   Space          h200 (f82f9375c049)
 #   Engine         sglang sglang 0.5.16
 #   Model          target ./models/dense-8b, draft ./models/dense-8b-draft
-#   Device         NVIDIA H200 ab5084bb
+#   Device         NVIDIA H200 d74950f1
 #   Driver         580.159.04
 #   autotune       0.1.0
-#   Configuration  speculation=none attention_backend=triton sampling_backend=pytorch cuda_graph=true chunked_prefill=8192 mem_fraction=0.85 load_format=dummy grammar_backend=none concurrency=128
-#   Measured       18.94 tok/J, 9,262 tok/s, 489.0 W, TTFT p99 794.9 ms, TPOT p99 14.95 ms at concurrency=128
+#   Configuration  speculation=none attention_backend=triton sampling_backend=pytorch cuda_graph=true chunked_prefill=2048 mem_fraction=0.85 load_format=dummy grammar_backend=none concurrency=128
+#   Measured       18.07 tok/J, 10,922 tok/s, 603.1 W, TTFT p99 535.8 ms, TPOT p99 13.69 ms at concurrency=128
 #   Energy         nvml (gpu)
-#   Verdict        not confirmed (+84.7 % over the baseline)
-#   Reproduce      python -m autotune tune +space=h200 outputs=/tmp/out 'workload.contexts=[60]' workload.warmup_s=3 workload.settle_s=4 workload.window_s=8 workload.window_max_s=14 study.confirm.finalists=0 study.launches=12
+#   Verdict        Trial 12 gives 2.00 times the output tokens per joule of the baseline. Re-launched in interleaved blocks (A B B A), two-way layout on log values; 6 blocks. Gain +100 %, 95 % interval +83.5 % to +118 %. Under the same load (concurrency=128) the server alone gives +1.2 %.
+#   Reproduce      python -m autotune tune +space=h200 'workload.contexts=[60]' workload.warmup_s=3 workload.settle_s=4 workload.window_s=8 workload.window_max_s=14 study.launches=9 study.confirm.finalists=1 study.confirm.max_rounds=3
 #
 # shellcheck disable=SC2016  # single quotes are meant: nothing in a value may expand
 set -euo pipefail
 
 HOST=${HOST:-127.0.0.1}  # address to listen on (0.0.0.0: every interface)
 PORT=${PORT:-8000}  # port to listen on
-PYTHON=${PYTHON:-python3}  # interpreter that has the engine
+PYTHON=${PYTHON:-/opt/torch/.venv/bin/python3}  # interpreter that has the engine
 WORKDIR=${WORKDIR:-/srv/autotune}  # folder to start in, as in the study
 MODEL_TARGET=${MODEL_TARGET:-./models/dense-8b}  # the target model
 
@@ -38,7 +38,7 @@ exec "${PYTHON}" -m sglang.launch_server \
   --max-running-requests 128 \
   --attention-backend triton \
   --sampling-backend pytorch \
-  --chunked-prefill-size 8192 \
+  --chunked-prefill-size 2048 \
   --mem-fraction-static 0.85 \
   --load-format dummy \
   --grammar-backend none
