@@ -148,8 +148,8 @@ class LoadOrder:
         target, load = told["target"], told["load"]
         prompts = load["prompts"]
         path = None if prompts["path"] is None else pathlib.Path(prompts["path"])
-        return cls(Target(**{**target, "metrics": MetricNames(**target["metrics"])}),
-                   LoadSpec(**{**load, "prompts": PromptSpec(**{**prompts, "path": path})}), told["chars_per_token"])
+        return cls(**{**told, "target": Target(**{**target, "metrics": MetricNames(**target["metrics"])}),
+                      "load": LoadSpec(**{**load, "prompts": PromptSpec(**{**prompts, "path": path})})})
 
 
 @dataclasses.dataclass(frozen=True)
