@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from autotune.crash.bugreport import bug_report
 from autotune.crash.isolate import Isolated, Isolation, suspects
-from autotune.engine.server import write_text
+from autotune.files import write_text
 from autotune.history import TrialRecord, crash_of
 from autotune.records import Config, Stage, config_key
 from autotune.space import Space

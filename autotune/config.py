@@ -53,6 +53,7 @@ class StudySettings:
 
     name: str | None
     storage: str | None
+    storage_wait_s: float
     strategy: str
     seed: int
     launches: int | None
@@ -69,6 +70,8 @@ class StudySettings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"study.{name} must be positive (or null for no limit), not {value}")
+        if self.storage_wait_s < 0:
+            raise UsageError(f"study.storage_wait_s is a time in seconds, not {self.storage_wait_s}")
         if self.isolate < 0:
             raise UsageError(f"study.isolate is a number of launches, not {self.isolate}")
         if not 0 <= self.min_gain < 1:

@@ -11,7 +11,7 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from autotune.engine.server import write_json
+from autotune.files import write_json
 from autotune.measure.agreement import AgreementSettings, Output, Verdict, collect, judge
 from autotune.measure.spec import PromptSpec, Target
 

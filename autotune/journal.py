@@ -31,6 +31,13 @@ class JsonLines(logging.Formatter):
         return json.dumps(self.redactor.data(entry), default=str)
 
 
+class Quiet(logging.FileHandler):
+    """A log that cannot be written any more (a full disk) says nothing about it on the terminal."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        return
+
+
 def open_journal(folder: pathlib.Path, verbose: bool) -> pathlib.Path:
     """Start this run's log file and return its path. Raises OSError when the folder cannot be written."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -39,7 +46,7 @@ def open_journal(folder: pathlib.Path, verbose: bool) -> pathlib.Path:
     for handler in list(LOG.handlers):
         LOG.removeHandler(handler)
         handler.close()
-    written = logging.FileHandler(path)
+    written = Quiet(path)
     written.setFormatter(JsonLines(redactor))
     LOG.addHandler(written)
     LOG.setLevel(logging.DEBUG)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autotune.config import Settings
-from autotune.engine.server import write_json
+from autotune.files import write_json
 from autotune.history import TrialRecord
 from autotune.records import Config, Crash, Measurement, NothingFeasible, UsageError
 from autotune.space import Space

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import time
 
 from autotune.config import Settings
 from autotune.engine.argv import Command, build, choose
-from autotune.engine.probe import Gpus, engine_version, interpreter_problem, visible_gpus
+from autotune.engine.probe import Gpus, engine_version, gpu_users, interpreter_problem, visible_gpus
 from autotune.engine.spec import text
 from autotune.measure.power.meter import MeterUnavailable, Powered, open_meter
 from autotune.records import UsageError, Value
+
+SETTLE_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +78,18 @@ def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[s
             found.append(f"model.{key}: {path} does not exist (set space.model.{key}=/path)")
     if settings.device == "cuda" and not gpus.gpus:
         found.append(f"device=cuda, but no GPU is visible{f': {gpus.why_none}' if gpus.why_none else ''}")
+    if settings.device != "cpu":
+        found += [f"{user}: autotune measures on idle GPUs only (CUDA_VISIBLE_DEVICES chooses others)"
+                  for user in lasting_users(gpus, min(SETTLE_S, settings.server.gpu_free_s))]
     return found + input_problems(settings, gpus)
+
+
+def lasting_users(gpus: Gpus, wait_s: float) -> list[str]:
+    """Who still uses these GPUs after `wait_s` seconds: memory of a process that just ended is given back late."""
+    deadline = time.monotonic() + wait_s
+    while (users := gpu_users(gpus)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return users
 
 
 def input_problems(settings: Settings, gpus: Gpus) -> list[str]:

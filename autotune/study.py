@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from autotune.engine.leftovers import boot_id, start_time
 from autotune.history import TrialRecord, Verdict, crash_attrs, measurement_attrs, severity
+from autotune.patience import patient
 from autotune.records import AutotuneError, Config, Crash, Measurement, UsageError, Value
 from autotune.space import Param, Space
 
 if TYPE_CHECKING:
     import optuna
+
 
 class Study:
     def __init__(self, inner: optuna.Study, plan: dict[str, Value], space: Space, limits: Sequence[str]) -> None:
@@ -31,18 +33,18 @@ class Study:
 
     @classmethod
     def open(cls, url: str, name: str, space: Space, identity: Mapping[str, Any], limits: Sequence[str] = (),
-             create: bool = True) -> Study:
+             create: bool = True, wait_s: float = 0.0) -> Study:
         """Open or create the study `name` in the storage `url`.
 
         Raises UsageError when a study of another identity has this name, or when it does not exist and
         `create` is False (to read, only the space must be the same); AutotuneError when the storage cannot
-        be reached.
+        be reached. Later on a storage that does not answer is asked again for `wait_s` seconds.
         """
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
-            storage = optuna.storages.RDBStorage(url, engine_kwargs=_engine_options(url))
+            storage = patient(optuna.storages.RDBStorage(url, engine_kwargs=_engine_options(url)), wait_s)
             names = optuna.study.get_all_study_names(storage)
             if name not in names and not create:
                 raise UsageError(f"there is no study {name} yet: run python -m autotune +space={space.name} first")

@@ -24,15 +24,28 @@ from autotune.crash.classify import classify
 from autotune.crash.evidence import HostSnapshot
 from autotune.engine.argv import build
 from autotune.engine.probe import Gpus, gpu_memory_used_mib
-from autotune.engine.server import Failure, Server, free_port
+from autotune.engine.server import Failure, Server, Unkept, free_port
+from autotune.files import free_mib
 from autotune.gate import Gate, sentence
+from autotune.measure.client import ClientDied
 from autotune.measure.limits import Limits
 from autotune.measure.power.meter import Powered, PowerSettings, open_meter
 from autotune.measure.spec import Target
-from autotune.records import AutotuneError, Config, Crash, Measurement, Stage, Value, config_key, digest
+from autotune.records import (
+    AutotuneError,
+    Config,
+    Crash,
+    HostCannotRun,
+    Measurement,
+    Stage,
+    Value,
+    config_key,
+    digest,
+)
 from autotune.workload import target_of
 
-PORT_TRIES = 3
+TRIES = 3
+"""Of a launch whose port was taken or that the machine slept through, and of a measurement that it slept through."""
 GPU_SLACK_MIB = 512.0
 LOG = logging.getLogger("autotune")
 Progress = Callable[[str, float], None]
@@ -67,7 +80,11 @@ class LiveServer:
         gate = self.bench.gate
         is_baseline = config_key(self.config) == config_key(settings.space.split(settings.space.baseline)[0])
         self.progress("agreement", self.server.after_s)
-        verdict, problem = gate.check(self._target(), is_baseline)
+        for _ in range(TRIES):
+            began = time.monotonic()
+            verdict, problem = gate.check(self._target(), is_baseline)
+            if not problem or not self._slept(began, "agreement"):
+                break
         if verdict is not None:
             self.agreement = verdict.agreement
             problem = sentence(verdict) if verdict.wrong else ""
@@ -85,14 +102,37 @@ class LiveServer:
     def measure(self, load: Config, label: int | str) -> Measurement | Crash:
         """Measure one load part; a server that fails under it is a Crash at stage serving.
 
-        A window that may not be compared (not steady, disturbed) is measured once more on the warm server.
+        A window that may not be compared (not steady, disturbed) is measured once more on the warm server, and so is
+        one whose load client died; one that the machine slept through does not count.
         """
-        found = self._measure(load, label)
+        found = self._awake(load, label)
         if isinstance(found, Measurement) and found.reasons and self.server.alive:
             LOG.info("measuring again: %s", ", ".join(found.reasons), extra={"load": dict(load)})
             self.progress(f"again: the window was {', '.join(found.reasons)}", self.server.after_s)
-            return self._measure(load, label)
+            return self._awake(load, label)
         return found
+
+    def _awake(self, load: Config, label: int | str) -> Measurement | Crash:
+        for _ in range(TRIES):
+            began = time.monotonic()
+            try:
+                found = self._measure(load, label)
+            except ClientDied as error:
+                LOG.warning("measuring again: %s", error, extra={"load": dict(load)})
+                self.progress(f"again: {error}", self.server.after_s)
+                found = self._measure(load, label)
+            if not self._slept(began, "measurement") or not self.server.alive:
+                return found
+        return dataclasses.replace(found, reasons=(*found.reasons, "suspended")) if isinstance(found, Measurement) \
+            else found
+
+    def _slept(self, began: float, what: str) -> bool:
+        """Whether the machine slept since `began`, so that `what` says nothing about the server."""
+        lost_s = self.server.awake.lost_s(began)
+        if lost_s:
+            LOG.warning("the machine slept for %.0f s during the %s", lost_s, what)
+            self.progress(f"again: the machine slept for {lost_s:.0f} s", self.server.after_s)
+        return lost_s > 0
 
     def _measure(self, load: Config, label: int | str) -> Measurement | Crash:
         from autotune.measure.window import measure
@@ -109,6 +149,9 @@ class LiveServer:
                             record=self.folder / f"requests-{label}.jsonl")
         if isinstance(found, Measurement):
             return dataclasses.replace(found, output_agreement=self.agreement)
+        if self.server.unkept:
+            raise Unkept("the process that keeps the server was killed during a measurement: see the kernel's log "
+                         "(dmesg); the study is kept and can be resumed")
         if found.host_fault:
             raise AutotuneError(f"{found.detail}: the study stops here and can be resumed once this is mended")
         failure = self.server.failure(found.kind, " ".join([found.detail, found.excerpt[-1000:]]).strip())
@@ -140,13 +183,16 @@ class Bench:
     def launch(self, config: Mapping[str, Value], folder: pathlib.Path, progress: Progress) -> Iterator[LiveServer]:
         """Start the server for a server part. On leaving, every process of it is gone and its GPU memory free."""
         before = gpu_memory_used_mib([g.uuid for g in self.gpus.gpus])
-        for attempt in range(PORT_TRIES):
+        for attempt in range(TRIES):
+            self.check_room(folder)
             server, host = self.server(config, folder), HostSnapshot.take()
             with server:
                 failure = server.wait_ready(lambda stage, after_s: progress(str(stage), after_s))
                 crash = None if failure is None else self.crash(server, failure, host)
-                if crash is not None and crash.category == "port_in_use" and attempt + 1 < PORT_TRIES:
-                    LOG.info("port %s was taken; trying another", server.port)
+                again = "" if crash is None or attempt + 1 == TRIES else self._again(server, crash)
+                if again:
+                    LOG.warning("launch %s: %s; starting it again", folder.name, again)
+                    progress(f"again: {again}", server.after_s)
                     continue
                 live = LiveServer(self, server, config, folder, crash, progress, host)
                 if crash is None:
@@ -156,6 +202,25 @@ class Bench:
                 yield live
             break
         self._wait_for_gpu_memory(before, progress)
+
+    def check_room(self, folder: pathlib.Path) -> None:
+        """Raises HostCannotRun when the disk of `folder` has no room for what a launch writes."""
+        while not folder.exists():
+            folder = folder.parent
+        free, server = free_mib(folder), self.settings.server
+        if free < server.disk_free_mib + server.log_limit_mib:
+            raise HostCannotRun(
+                f"only {free:.0f} MiB are free on the disk of {folder}, and a launch may need "
+                f"{server.disk_free_mib + server.log_limit_mib:.0f}: make room and run the same command, the study is "
+                "kept (server.disk_free_mib and server.log_limit_mib say how much)")
+
+    @staticmethod
+    def _again(server: Server, crash: Crash) -> str:
+        """Why a crash at start says nothing about the configuration; "" when it does."""
+        if crash.category == "port_in_use":
+            return f"port {server.port} was taken"
+        lost_s = server.awake.lost_s(server.started)
+        return f"the machine slept for {lost_s:.0f} s" if lost_s else ""
 
     def server(self, config: Config, folder: pathlib.Path) -> Server:
         """The server object for a server part, not yet started, on a port that is free now."""

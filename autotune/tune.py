@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from autotune.files import append_line
 from autotune.history import TrialRecord, Verdict, crash_of
 from autotune.records import Config, Crash, Measurement, config_key
 from autotune.search.protocol import Launch, Measured, Observation, Pivot, Stop, StopKind, Strategy
@@ -103,6 +104,7 @@ class Tuner:
     def _live(self, server: Config, load: Config, step: Launch,
               attrs: dict[str, Any]) -> Iterator[tuple[LiveServer, _Asked, int]]:
         """A launch whose first trial is asked before it starts; an open trial is told FAIL when we fail."""
+        self.bench.check_room(self.folder)
         number = self._next_launch()
         self.watcher.launching(number, step)
         asked = _Asked(self.study.ask({**server, **load}, number, **attrs))
@@ -187,8 +189,7 @@ class Tuner:
         for pivot in self.strategy.pivots():
             if pivot.key not in known:
                 known.add(pivot.key)
-                with (self.folder / "pivots.jsonl").open("a") as file:
-                    file.write(json.dumps(pivot.to_json()) + "\n")
+                append_line(self.folder / "pivots.jsonl", json.dumps(pivot.to_json()))
                 self.watcher.pivot(pivot)
 
 

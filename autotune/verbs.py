@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import logging
 import os
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune import journal, preflight
 from autotune.config import Settings
+from autotune.engine import gpulock
 from autotune.engine.leftovers import end_leftovers
 from autotune.engine.probe import cpu_name, engine_version, visible_gpus
 from autotune.measure.objective import Objective
@@ -197,7 +199,8 @@ def open_study(settings: Settings, create: bool = True) -> Any:
         raise UsageError(f"there is no study in {settings.folder} yet: "
                          f"run python -m autotune +space={settings.space.name} first")
     limits = sorted(settings.limits)
-    return Study.open(url, settings.study_name, settings.space, identity(settings), limits, create)
+    return Study.open(url, settings.study_name, settings.space, identity(settings), limits, create,
+                      settings.study.storage_wait_s)
 
 
 def identity(settings: Settings) -> dict[str, Any]:
@@ -269,12 +272,16 @@ def prepared(settings: Settings, verbose: bool) -> Iterator[None]:
             print(f"autotune: ended {ended.processes} process(es) that launch {ended.launch} of a dead tuner "
                   "left running", file=sys.stderr)
         try:
-            yield
+            with gpulock.locked(visible_gpus().gpus if settings.device != "cpu" else ()):
+                yield
         except AutotuneError as error:
             LOG.error("%s", error)
             raise
         except Exception as error:
             LOG.exception("our own fault")
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise AutotuneError(f"cannot write in {folder}: {error.strerror}: mend that and run the same command; "
+                                    "the study is kept") from error
             raise AutotuneError(f"our own fault ({type(error).__name__}: {error}); the traceback is in {folder}/logs; "
                                 "the study is kept and can be resumed") from error
 

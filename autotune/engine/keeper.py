@@ -11,7 +11,7 @@ log_limit_bytes. It then
   SIGKILL after `term_s`;
 - writes folder/owner.json at the start and folder/exit.json at the end, and exits 0.
 
-Only the standard library and `autotune.redact` are imported: it must start fast and stay small.
+Only the standard library, `autotune.files` and `autotune.redact` are imported: it must start fast and stay small.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import time
 from collections import deque
 from typing import BinaryIO
 
+from autotune.files import write_json
 from autotune.redact import Redactor
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -52,7 +53,10 @@ class BoundedLog:
         self.flushed = time.monotonic()
 
     def write(self, data: bytes) -> None:
-        """Take raw output; whole lines are written, the rest waits for its end (at most 64 KiB)."""
+        """Take raw output; whole lines are written, the rest waits for its end (at most 64 KiB).
+
+        What cannot be written (a full disk) is lost: the server must not notice.
+        """
         data = self.rest + data
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if cut == 0 and len(data) > 65536:
@@ -64,8 +68,7 @@ class BoundedLog:
     def _lines(self, lines: bytes) -> None:
         if self.head < self.head_limit:
             clean = self._clean(lines)
-            self.file.write(clean)
-            self.head += len(clean)
+            self.head += self._put(clean)
             return
         self.tail.append(lines)
         self.tail_size += len(lines)
@@ -82,7 +85,7 @@ class BoundedLog:
         self.flushed = time.monotonic()
         if self.tail:
             self.file.seek(self.head)
-            self.file.write((LEFT_OUT % self.dropped if self.dropped else b"") + self._clean(b"".join(self.tail)))
+            self._put((LEFT_OUT % self.dropped if self.dropped else b"") + self._clean(b"".join(self.tail)))
             self.file.truncate()
 
     def close(self) -> None:
@@ -91,6 +94,14 @@ class BoundedLog:
             self.rest = b""
         self.flush()
         self.file.close()
+
+    def _put(self, data: bytes) -> int:
+        """Write all of `data` as far as there is room; returns how much was written."""
+        done = 0
+        with contextlib.suppress(OSError):
+            while done < len(data):
+                done += self.file.write(memoryview(data)[done:]) or 0
+        return done
 
     def _clean(self, lines: bytes) -> bytes:
         return self.redactor.text(lines.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
@@ -147,13 +158,6 @@ def end_all(term_s: float, main_pid: int) -> dict[int, int]:
     return ended
 
 
-def write_json(path: pathlib.Path, value: object) -> None:
-    """Replace `path` at once, so that nobody reads half of it."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=1) + "\n")
-    part.replace(path)
-
-
 def started(pid: int) -> str:
     """A process's start time as the kernel counts it: with the pid, and until reboot, an identity."""
     stat = pathlib.Path("/proc", str(pid), "stat").read_bytes()
@@ -181,42 +185,53 @@ def keep(order: dict[str, object], control: int) -> int:
     except OSError as error:
         log.write(f"autotune: cannot start the server: {error}\n".encode())
         log.close()
-        write_json(folder / "exit.json", {"exit_status": 127, "ended_by": "start", "left": 0})
+        _tell(folder / "exit.json", {"exit_status": 127, "ended_by": "start", "left": 0})
         return 0
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    write_json(folder / "owner.json", {
-        "boot": boot, "keeper": os.getpid(), "keeper_started": started(os.getpid()),
-        "tuner": tuner, "tuner_started": tuner_started,
-        "server": server.pid, "server_started": started(server.pid), "session": server.pid,
-        "marker": order["env"]["AUTOTUNE_LAUNCH"], "port": order.get("port"),  # type: ignore[index]
-    })
     output = server.stdout
     assert output is not None
-    sources = [control, wake_read, output.fileno()]
     ended: dict[int, int] = {}
     ended_by = "itself"
-    while server.pid not in ended:
-        for source in select.select(sources, [], [], FLUSH_S)[0]:
-            data = os.read(source, 65536)
-            if source == output.fileno():
-                log.write(data) if data else sources.remove(source)
-            elif source == control and not data:
-                asked_to_end.set()
-                sources.remove(control)
-        log.flush(not_before_s=FLUSH_S)
-        ended.update(reap())
-        if asked_to_end.is_set():
-            ended_by = "tuner"
-            break
-    drained = threading.Thread(target=drain, args=(output, log), daemon=True)
-    drained.start()
-    left = len(descendants() - {server.pid})
-    ended.update(end_all(float(str(order["term_s"])), server.pid))
+    left = 0
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        write_json(folder / "owner.json", {
+            "boot": boot, "keeper": os.getpid(), "keeper_started": started(os.getpid()),
+            "tuner": tuner, "tuner_started": tuner_started,
+            "server": server.pid, "server_started": started(server.pid), "session": server.pid,
+            "marker": order["env"]["AUTOTUNE_LAUNCH"], "port": order.get("port"),  # type: ignore[index]
+        })
+        sources = [control, wake_read, output.fileno()]
+        while server.pid not in ended:
+            for source in select.select(sources, [], [], FLUSH_S)[0]:
+                data = os.read(source, 65536)
+                if source == output.fileno():
+                    log.write(data) if data else sources.remove(source)
+                elif source == control and not data:
+                    asked_to_end.set()
+                    sources.remove(control)
+            log.flush(not_before_s=FLUSH_S)
+            ended.update(reap())
+            if asked_to_end.is_set():
+                ended_by = "tuner"
+                break
+    except OSError as error:  # a server that could not be found again is not kept
+        ended_by = f"keeper: {error}"
+    finally:
+        drained = threading.Thread(target=drain, args=(output, log), daemon=True)
+        drained.start()
+        left = len(descendants() - {server.pid})
+        ended.update(end_all(float(str(order["term_s"])), server.pid))
     drained.join(5)
     log.close()
-    write_json(folder / "exit.json", {"exit_status": ended.get(server.pid), "ended_by": ended_by,
-                                      "left": left if ended_by == "itself" else 0})
+    _tell(folder / "exit.json", {"exit_status": ended.get(server.pid), "ended_by": ended_by,
+                                 "left": left if ended_by == "itself" else 0})
     return 0
+
+
+def _tell(path: pathlib.Path, value: object) -> None:
+    """Write how it ended; without room for that the tuner does not know the exit status, which is all that is lost."""
+    with contextlib.suppress(OSError):
+        write_json(path, value)
 
 
 def drain(output: BinaryIO, log: BoundedLog) -> None:

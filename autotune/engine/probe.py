@@ -14,6 +14,8 @@ from autotune.engine.spec import EngineSpec
 from autotune.records import digest
 
 PROBE_S = 60.0
+IDLE_SHARE = 0.05
+"""Of a GPU's memory: what the driver itself keeps is less."""
 ASK_VERSION = ("import importlib.metadata as m, sys\n"
                "try: print(m.version(sys.argv[1]))\nexcept m.PackageNotFoundError: sys.exit(3)")
 
@@ -92,6 +94,44 @@ def visible_gpus() -> Gpus:
     finally:
         with contextlib.suppress(Exception):
             pynvml.nvmlShutdown()
+
+
+def gpu_users(gpus: Gpus) -> list[str]:
+    """Who computes on these GPUs or keeps their memory, one sentence a GPU; [] when they are free."""
+    found: list[str] = []
+    if not gpus.gpus:
+        return found
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for gpu in gpus.gpus:
+            with contextlib.suppress(pynvml.NVMLError):
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                used = pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20
+                pids: list[int] = []
+                with contextlib.suppress(pynvml.NVMLError):
+                    pids = sorted({int(p.pid) for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)})
+                if pids:
+                    found.append(f"{gpu.hashed} is in use by {', '.join(map(process_text, pids))}")
+                elif used > IDLE_SHARE * gpu.memory_gib * 1024:
+                    found.append(f"{gpu.hashed} has {used:.0f} MiB in use by processes that cannot be seen from here")
+        pynvml.nvmlShutdown()
+    return found
+
+
+def process_text(pid: int) -> str:
+    """A process for people: pid, owner and the start of its command line, as far as they can be seen."""
+    import psutil
+
+    from autotune.redact import Redactor
+
+    try:
+        process = psutil.Process(pid)
+        line = " ".join(Redactor().argv(process.cmdline()))[:80] or process.name()
+        return f"pid {pid} ({line}, user {process.username()})"
+    except (psutil.Error, KeyError):
+        return f"pid {pid}"
 
 
 def chosen(found: list[Gpu], variable: str | None) -> list[Gpu]:

@@ -24,9 +24,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from autotune.awake import Awake
 from autotune.engine.argv import Command
 from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageReader
+from autotune.files import write_json
 from autotune.records import AutotuneError, Stage, UsageError
 from autotune.redact import Redactor
 
@@ -42,6 +44,7 @@ class ServerSettings:
     ready_poll_s: float
     request_timeout_s: float  # for the first completion
     log_limit_mib: float
+    disk_free_mib: float  # free disk space that a launch needs besides its log
     gpu_free_s: float  # how long to wait for GPU memory to be given back
 
     def __post_init__(self) -> None:
@@ -51,6 +54,8 @@ class ServerSettings:
         for stage, limit_s in self.stage_limits_s.items():
             if not limit_s > 0:
                 raise UsageError(f"server.stage_limits_s.{stage} must be positive, not {limit_s}")
+        if self.disk_free_mib < 0:
+            raise UsageError(f"server.disk_free_mib must not be negative, it is {self.disk_free_mib}")
         if self.gpu_free_s < 0:
             raise UsageError(f"server.gpu_free_s must not be negative, it is {self.gpu_free_s}")
 
@@ -69,6 +74,10 @@ class Failure:
     detail: str
 
 
+class Unkept(AutotuneError):
+    """The process that keeps the server ended without a word (killed, or a full disk): no configuration's fault."""
+
+
 class Server:
     def __init__(self, command: Command, engine: EngineSpec, folder: pathlib.Path, settings: ServerSettings,
                  port: int, host: str = "127.0.0.1") -> None:
@@ -80,6 +89,7 @@ class Server:
         self.stages = StageReader(self.log, engine.stages)
         self.marker = uuid.uuid4().hex
         self.started = time.monotonic()
+        self.awake = Awake()
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
@@ -93,6 +103,8 @@ class Server:
     def start(self) -> None:
         """Start the keeper, which starts the server. Raises AutotuneError when the keeper cannot start."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        for told in ("owner.json", "exit.json"):  # of an earlier try in this folder
+            (self.folder / told).unlink(missing_ok=True)
         write_json(self.folder / "command.json", {
             "argv": self.redactor.argv(self.command.argv), "env": self.redactor.data(self.command.env),
             "gpus": self.command.gpus, "engine": self.engine.name, "port": self.port})
@@ -105,6 +117,7 @@ class Server:
         root = str(pathlib.Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
         self.started = time.monotonic()
+        self.awake.__enter__()
         try:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-m", "autotune.engine.keeper"], stdin=subprocess.PIPE, start_new_session=True,
@@ -113,6 +126,7 @@ class Server:
             self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
             self._keeper.stdin.flush()
         except OSError as error:
+            self.awake.__exit__(None, None, None)
             raise AutotuneError(f"cannot start the process that keeps the server: {error}") from error
 
     @property
@@ -137,8 +151,16 @@ class Server:
         status = _read_json(self.folder / "exit.json").get("exit_status")
         return status if isinstance(status, int) else None
 
+    @property
+    def unkept(self) -> bool:
+        """Whether the server's keeper is gone without having told how the server ended."""
+        return self._keeper is not None and not self.alive and not (self.folder / "exit.json").exists()
+
     def wait_ready(self, progress: Callable[[Stage, float], None] = lambda stage, after_s: None) -> Failure | None:
-        """Wait until alive, log mark seen, health 200 and one completion generated. None: ready."""
+        """Wait until alive, log mark seen, health 200 and one completion generated. None: ready.
+
+        Raises Unkept when the server's keeper was killed. Time in which the machine slept does not count.
+        """
         ready = self.engine.ready
         marked = healthy = False
         detail = ""
@@ -146,6 +168,9 @@ class Server:
         while True:
             if not self.alive:
                 self.stages.update()
+                if self.unkept:
+                    raise Unkept("the process that keeps the server was killed, or could not write: see the disk and "
+                                 "the kernel's log (dmesg); the study is kept and can be resumed")
                 return self.failure("exited", f"the server process ended with status {self.exit_status}")
             stage = self.stages.update()
             progress(stage, self.after_s)
@@ -163,7 +188,8 @@ class Server:
                 self._settle()
                 return self.failure("exited" if not self.alive else "bad_answer", problem)
             limit_s = self.stage_limit_s(stage)
-            if time.monotonic() - self.stages.entered > limit_s:
+            asleep_s = self.awake.lost_s(self.stages.entered)
+            if time.monotonic() - self.stages.entered - asleep_s > limit_s:
                 return self.failure("stage_timeout", f"no end of stage {stage} after {limit_s:g} s" +
                                     (f" (last answer: {detail})" if detail else ""))
             time.sleep(POLL_S)
@@ -220,6 +246,7 @@ class Server:
     def stop(self) -> int | None:
         """End every process of the server and return its exit status. Safe to call twice."""
         keeper = self._keeper
+        self.awake.__exit__(None, None, None)
         if keeper is None:
             return None
         if keeper.stdin is not None:
@@ -230,6 +257,7 @@ class Server:
         except subprocess.TimeoutExpired:
             keeper.kill()
             keeper.wait()
+        if not (self.folder / "exit.json").exists():  # the keeper was killed, by us or by somebody else
             from autotune.engine.leftovers import end_launch
 
             end_launch(self.folder)
@@ -264,18 +292,6 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
-
-
-def write_json(path: pathlib.Path, value: object) -> None:
-    """Write JSON; like `write_text`."""
-    write_text(path, json.dumps(value, indent=1, default=str) + "\n")
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Replace `path` at once, so that nobody reads half of it."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    part.replace(path)
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:

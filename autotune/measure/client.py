@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import pickle
 import select
 import subprocess
 import sys
@@ -17,11 +16,15 @@ from collections.abc import Mapping
 from types import TracebackType
 
 import autotune
-from autotune.measure.reply import Reply
+from autotune.measure.reply import Reply, unpacked
 from autotune.measure.spec import LoadOrder
 from autotune.records import AutotuneError
 
 STOP_S = 60.0
+
+
+class ClientDied(AutotuneError):
+    """The load client's process ended by itself, or was killed: no server's fault."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +74,8 @@ class LoadClient:
                                          env={**os.environ, "PYTHONPATH": path})
         assert self._process.stdin is not None and self._process.stdout is not None
         self._out = self._process.stdout.fileno()
-        data = pickle.dumps(self.order, protocol=5)
         try:
-            self._process.stdin.write(len(data).to_bytes(8, "big") + data)
+            self._process.stdin.write(self.order.to_json().encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             self._fail()
@@ -122,8 +124,7 @@ class LoadClient:
                 continue
             while len(self._buffer) < row["final"]:
                 self._read()
-            replies: list[Reply] = pickle.loads(self._buffer[:row["final"]])
-            return replies
+            return unpacked(row["replies"], self._buffer[:row["final"]])
 
     def _take(self) -> None:
         self._read()
@@ -147,7 +148,7 @@ class LoadClient:
         self._process.wait()
         self._stderr.seek(0)
         lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
-        raise AutotuneError(f"the load client ended with status {self._process.returncode}"
+        raise ClientDied(f"the load client ended with status {self._process.returncode}"
                             + (f": {lines[-1]}" if lines else ""))
 
 

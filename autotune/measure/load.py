@@ -1,9 +1,10 @@
 """The load client's own process: requests in flight over raw sockets, read with as little work as possible.
 
-`python -m autotune.measure.load` reads a pickled `LoadOrder` from standard input, sends until it reads a
-line or the end of input there, writes a JSON line of counters (a tick) every 0.2 s to standard output and,
-when told to stop, the pickled replies. A process of its own, so that neither the tuner's threads nor its
-garbage collector delay a time stamp; nothing heavy is imported. `client.LoadClient` is the other end.
+`python -m autotune.measure.load` reads a `LoadOrder` as one line of JSON from standard input, sends until it reads
+another line or the end of input there, writes a JSON line of counters (a tick) every 0.2 s to standard output and,
+when told to stop, the replies: a JSON line of them and, raw, the arrays of their events. A process of its own, so that
+neither the tuner's threads nor its garbage collector delay a time stamp; nothing heavy is imported. `client.LoadClient`
+is the other end.
 
 Every read of one round of the poller gets the time at which the poller returned: what is readable then had
 arrived by then, and at most half a millisecond before unless the client is short of CPU.
@@ -15,7 +16,6 @@ import errno
 import gc
 import json
 import os
-import pickle
 import random
 import select
 import signal
@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 
 from autotune.measure import http, sse, system
 from autotune.measure.pacing import FULL_BYTES, TOKENS_BEFORE, WATCHED, Pacing
-from autotune.measure.reply import Reply
+from autotune.measure.reply import Reply, packed
 from autotune.measure.slot import CONNECTING, IDLE, READING, Slot
 from autotune.measure.source import RequestSource
 from autotune.measure.spec import LoadOrder
@@ -372,8 +372,8 @@ class Load:
                 slot.reply.times, slot.reply.counts = slot.stream.times, slot.stream.counts
                 slot.reply.status = slot.framing.status
                 self.tally.replies.append(slot.reply)
-        data = pickle.dumps(self.tally.replies, protocol=5)
-        self._write({"final": len(data)})
+        replies, data = packed(self.tally.replies)
+        self._write({"final": len(data), "replies": replies})
         self.out.write(data)
         self.out.flush()
 
@@ -381,14 +381,13 @@ class Load:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tuner's to handle: it stops us by the pipe
     commands = sys.stdin.buffer.fileno()
-    size = int.from_bytes(os.read(commands, 8), "big")
     data = b""
-    while len(data) < size:
-        piece = os.read(commands, size - len(data))
+    while not data.endswith(b"\n"):
+        piece = os.read(commands, 65536)
         if not piece:
             return
         data += piece
-    order: LoadOrder = pickle.loads(data)
+    order = LoadOrder.from_json(data)
     system.raise_file_limit(order.load.concurrency + 64)
     gc.disable()
     Load(order, commands, sys.stdout.buffer).run()

@@ -6,7 +6,10 @@ import dataclasses
 import json
 import pathlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from autotune.files import write_lines
 
 OK = "ok"
 OPEN = "open"
@@ -75,12 +78,37 @@ class Reply:
         return self.ended - self.due if self.ended is not None else None
 
 
+ARRAYS = ("times", "counts")
+
+
+def packed(replies: Sequence[Reply]) -> tuple[list[dict[str, Any]], bytes]:
+    """Replies as plain fields, with the number of events in place of the arrays, and the arrays' bytes one by one."""
+    plain = [{**{f.name: getattr(r, f.name) for f in dataclasses.fields(r) if f.name not in ARRAYS},
+              "events": [len(r.times), len(r.counts)]} for r in replies]
+    return plain, b"".join(part for r in replies for part in (r.times.tobytes(), r.counts.tobytes()))
+
+
+def unpacked(plain: Sequence[Mapping[str, Any]], data: bytes) -> list[Reply]:
+    """The replies that `packed` took apart, on a machine of the same kind. Raises ValueError when `data` is short."""
+    replies, at = [], 0
+    for fields in plain:
+        reply = Reply(**{k: v for k, v in fields.items() if k != "events"})
+        for name, count in zip(ARRAYS, fields["events"], strict=True):
+            values: array[Any] = getattr(reply, name)
+            values.frombytes(data[at:at + count * values.itemsize])
+            if len(values) != count:
+                raise ValueError("the replies of the load client end too early")
+            at += count * values.itemsize
+        replies.append(reply)
+    return replies
+
+
 def write_replies(path: pathlib.Path, replies: Iterable[Reply], zero: float) -> None:
     """One JSON line per request, in the order of sending; times in seconds after `zero`."""
     def after(t: float | None) -> float | None:
         return None if t is None else round(t - zero, 6)
 
-    with path.open("w", encoding="utf-8") as file:
+    def lines() -> Iterator[str]:
         for reply in sorted(replies, key=lambda r: r.sent):
             row = {"index": reply.index, "kind": reply.kind, "status": reply.status, "due_s": after(reply.due),
                    "sent_s": after(reply.sent), "first_s": after(reply.times[0] if reply.times else None),
@@ -88,4 +116,6 @@ def write_replies(path: pathlib.Path, replies: Iterable[Reply], zero: float) -> 
                    "wanted_tokens": reply.wanted_tokens, "tokens": reply.tokens, "events": len(reply.times),
                    "prompt_tokens": reply.prompt_tokens, "verify_steps": reply.verify_steps,
                    "attempts": reply.attempts, "detail": reply.detail}
-            file.write(json.dumps({k: v for k, v in row.items() if v not in (None, "")}) + "\n")
+            yield json.dumps({k: v for k, v in row.items() if v not in (None, "")}) + "\n"
+
+    write_lines(path, lines())

@@ -6,6 +6,7 @@ Plain values without defaults: the defaults live in conf/workload and conf/power
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -135,6 +136,20 @@ class LoadOrder:
     load: LoadSpec
     chars_per_token: float | None
     watch_all: bool = False
+
+    def to_json(self) -> str:
+        """The order as one line of JSON."""
+        return json.dumps(dataclasses.asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> LoadOrder:
+        """Read what `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        told = json.loads(line)
+        target, load = told["target"], told["load"]
+        prompts = load["prompts"]
+        path = None if prompts["path"] is None else pathlib.Path(prompts["path"])
+        return cls(**{**told, "target": Target(**{**target, "metrics": MetricNames(**target["metrics"])}),
+                      "load": LoadSpec(**{**load, "prompts": PromptSpec(**{**prompts, "path": path})})})
 
 
 @dataclasses.dataclass(frozen=True)

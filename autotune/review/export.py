@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from autotune.files import write_text
 from autotune.history import TrialRecord
 from autotune.records import NothingFeasible, UsageError
 from autotune.review import verdict
@@ -74,13 +75,10 @@ def target(settings: Settings, name: str) -> pathlib.Path:
 
 
 def write(path: pathlib.Path, text: str, executable: bool = False) -> None:
-    """Write `text` to `path` at once, so that nobody reads half of it. Raises UsageError where it cannot."""
-    part = path.with_name(path.name + ".part")
+    """Write `text` to `path`, in a folder that is made when absent. Raises UsageError where it cannot."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8", newline="\n")
-        part.chmod(0o755 if executable else 0o644)
-        part.replace(path)
+        write_text(path, text, 0o755 if executable else 0o644)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -25,7 +25,7 @@ ENGINE: dict[str, Any] = {
     "stop": {"term_s": 1.0},
 }
 SETTINGS = ServerSettings(stage_limit_s=20, stage_limits_s={}, ready_poll_s=0.1, request_timeout_s=5,
-                          log_limit_mib=1, gpu_free_s=1)
+                          log_limit_mib=1, disk_free_mib=1, gpu_free_s=1)
 
 
 def engine(**changes: Any) -> EngineSpec:

@@ -21,7 +21,9 @@ MARKS = {"device-init": "Init device", "nccl-init": "Init torch distributed begi
          "kv-alloc": "Load weight end", "graph-capture": "Capture cuda graph begin", "warmup": "Warmup begin"}
 FAULTS = ("none", "exit", "silent-exit", "segfault", "killed", "hang", "error-answers", "cut-streams", "malformed-sse",
           "endless-sse", "garbage", "flood", "not-utf8", "ignore-sigterm", "grandchildren", "die-under-load",
-          "hang-healthy", "keep-port", "late")
+          "hang-healthy", "keep-port", "late", "frozen", "hold-gpu")
+AT_ONCE = ("exit", "silent-exit", "segfault", "killed", "hang", "flood", "not-utf8", "frozen")
+"""Faults of a stage that may also come under load, at stage serving, after `--after` requests."""
 SLEEPER = "import os,time; os.setsid(); time.sleep(600)  # of the stand-in on port %d"
 
 
@@ -50,6 +52,11 @@ def misbehave(fault: str, message: str) -> None:
         sys.stdout.buffer.write(b"\xff\xfe\x80 broken \xc3\x28 bytes\nRuntimeError: not \xff text\n")
         sys.stdout.flush()
         sys.exit(1)
+    if fault == "frozen":
+        os.kill(os.getpid(), signal.SIGSTOP)  # neither answers nor ends; SIGTERM waits until it goes on
+    if fault == "hold-gpu":  # memory that stays in use after the process
+        with open(os.environ["FAKE_NVML"], "a") as state:
+            state.write("0.used_mib 40000\n")
     if fault == "late":
         time.sleep(float(os.environ.get("STANDIN_LATE_S", "30")))
 
@@ -92,6 +99,8 @@ class Server:
         if fault == "die-under-load" and self.served > self.args.after:
             say("RuntimeError: CUDA error: out of memory while serving")
             os._exit(1)
+        if fault in AT_ONCE and self.served > self.args.after:
+            misbehave(fault, self.args.message)
         if fault == "hang-healthy" and past_start:
             await asyncio.sleep(3600)
         if fault == "error-answers" and past_start:
@@ -145,6 +154,11 @@ class Server:
 
 async def serve(args: argparse.Namespace) -> None:
     server = await asyncio.start_server(Server(args).handle, args.host, args.port)
+    if args.fault == "keep-port":  # a child in a session of its own has the listening socket, and ignores SIGTERM
+        descriptor = server.sockets[0].fileno()
+        os.set_inheritable(descriptor, True)
+        subprocess.Popen([sys.executable, "-c", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+                          + SLEEPER % args.port], close_fds=False)
     say("The server is fired up and ready to roll!")
     async with server:
         await server.serve_forever()
@@ -161,9 +175,17 @@ def main() -> None:
     parser.add_argument("--tokens-per-s", type=float, default=200.0, help="speed of one request")
     parser.add_argument("--flags", default="", help="anything, to tell configurations apart")
     parser.add_argument("--stage-s", type=float, default=0.02)
+    parser.add_argument("--api-key", default="", help="said in the log, as careless servers do")
+    parser.add_argument("--say", default="", help="a file whose lines are said at the start")
     args = parser.parse_args()
     if args.fault in ("ignore-sigterm", "keep-port"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if args.api_key:
+        say(f"server_args=ServerArgs(port={args.port}, api_key='{args.api_key}')")
+    if args.say:
+        with open(args.say) as lines:
+            for line in lines:
+                say(line.rstrip("\n"))
     for stage, mark in MARKS.items():
         say(mark)
         time.sleep(args.stage_s)

@@ -1,0 +1,60 @@
+"""Files under their final names are whole: written beside, then put in place at once.
+
+    write_json(folder / "owner.json", {"pid": 1})
+
+A kill, a full disk or a power cut leaves the old file or the new one. Only the standard library is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterable
+
+
+def write_json(path: pathlib.Path, value: object) -> None:
+    """Write JSON; like `write_text`. What JSON does not know is written as its text."""
+    write_text(path, json.dumps(value, indent=1, default=str) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str, mode: int = 0o644) -> None:
+    """Write text; like `write_lines`."""
+    write_lines(path, (text,), mode)
+
+
+def write_lines(path: pathlib.Path, pieces: Iterable[str], mode: int = 0o644) -> None:
+    """Replace `path` by the joined pieces (UTF-8), with these permissions, in a folder that exists.
+
+    The file is on the disk before it gets its name. Raises OSError; then the old file is still there and nothing of
+    the new one.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        part.chmod(mode)
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
+def free_mib(folder: pathlib.Path) -> float:
+    """Space that is left for files in an existing folder, in MiB. Raises OSError."""
+    return shutil.disk_usage(folder).free / 2**20
+
+
+def append_line(path: pathlib.Path, line: str) -> None:
+    """Add a line to a file of lines with a single write; a line that a kill cut off before stays alone on its own."""
+    with path.open("ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+        cut = size and file.read(1) != b"\n"
+        file.write((b"\n" if cut else b"") + line.encode() + b"\n")

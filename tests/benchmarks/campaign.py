@@ -1,0 +1,248 @@
+"""What the campaigns (faults, kills, soak) share: a small study in a folder of its own, and what it left behind.
+
+    site = Site.make(folder, engine="standin")
+    tuner = site.start("study.launches=4")
+    tuner.wait()
+    site.left(), site.torn(), site.trials()
+
+Every process of a site carries AUTOTUNE_CAMPAIGN in its environment, so that what is left can be told from
+everything else on the machine without looking at names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from tests.core.engines import ENGINE
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHORT: dict[str, Any] = {
+    "contexts": [8], "output_tokens": 8, "warmup_s": 0.2, "warmup_max_s": 12, "settle_s": 0.4, "drift": 9.0,
+    "window_s": 0.5, "window_max_s": 0.6, "block_s": 0.1, "precision": 0.5, "min_requests": 1,
+    "first_token_timeout_s": 3, "token_timeout_s": 2, "request_timeout_s": 4}
+"""A load that is over in two seconds: its figures mean nothing, its states do."""
+CONFIRM = {"finalists": 1, "min_rounds": 2, "max_rounds": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """A study's folder with a space and engine files of its own."""
+
+    folder: pathlib.Path
+    marker: str
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def make(cls, folder: pathlib.Path, space: Mapping[str, Any], engine: Mapping[str, Any] | None = None,
+             env: Mapping[str, str] | None = None) -> Site:
+        """Write the files of a site. `engine` is an engine file's content for an engine that conf/ does not have."""
+        (folder / "spaces" / "engine").mkdir(parents=True)
+        if engine is not None:
+            (folder / "spaces" / "engine" / f"{engine['name']}.yaml").write_text(yaml.safe_dump(dict(engine)))
+        (folder / "spaces" / "t.yaml").write_text(yaml.safe_dump({"name": "t", **space}))
+        return cls(folder, uuid.uuid4().hex, env or {})
+
+    @property
+    def study(self) -> pathlib.Path:
+        return self.folder / "outputs" / "t"
+
+    def command(self, *overrides: str, verb: str = "tune") -> list[str]:
+        return [sys.executable, "-m", "autotune", verb, "--spaces", str(self.folder / "spaces"), "+space=t",
+                f"outputs={self.folder / 'outputs'}", *overrides]
+
+    def start(self, *overrides: str, verb: str = "tune", stderr: pathlib.Path | None = None,
+              env: Mapping[str, str] | None = None, wrap: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start a verb in a session of its own; what it says goes to `stderr` (default: tuner.log, appended)."""
+        path = stderr or self.folder / "tuner.log"
+        told = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+        with path.open("ab") as log:
+            return subprocess.Popen(
+                [*wrap, *self.command(*overrides, verb=verb)], cwd=self.folder, stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_interruptible,
+                env={**told, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "AUTOTUNE_CAMPAIGN": self.marker,
+                     **self.env, **(env or {})})
+
+    # What is left
+
+    def processes(self) -> dict[int, str]:
+        """Live processes of this site: pid to command line."""
+        wanted = f"AUTOTUNE_CAMPAIGN={self.marker}".encode()
+        found = {}
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if wanted in (entry / "environ").read_bytes().split(b"\0") and alive(int(entry.name)):
+                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
+        ports = {str(command.get("port")) for command in self.records("command.json").values()}
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    line = (entry / "cmdline").read_bytes().decode(errors="replace")
+                    if "of the stand-in on port " in line and alive(int(entry.name)) and \
+                            line.split("of the stand-in on port ")[1].strip("\0") in ports:
+                        found[int(entry.name)] = "a grandchild of the stand-in"
+        return found
+
+    def settled(self, within_s: float) -> tuple[dict[int, str], float]:
+        """Processes that are left after at most `within_s`, and how long the last one took to go."""
+        began = time.monotonic()
+        while (left := self.processes()) and time.monotonic() - began < within_s:
+            time.sleep(0.05)
+        return left, time.monotonic() - began
+
+    def records(self, name: str) -> dict[str, dict[str, Any]]:
+        """A JSON file of every launch that has it."""
+        found = {}
+        for path in sorted(self.study.glob(f"launches/*/{name}")):
+            with contextlib.suppress(OSError, ValueError):
+                found[path.parent.name] = json.loads(path.read_text())
+        return found
+
+    def bound_ports(self) -> list[int]:
+        """Ports of the site's launches that somebody still listens on."""
+        held = []
+        for command in self.records("command.json").values():
+            with socket.socket() as probe:
+                probe.settimeout(1)
+                if probe.connect_ex(("127.0.0.1", int(command["port"]))) == 0:
+                    held.append(int(command["port"]))
+        return held
+
+    def torn(self) -> list[str]:
+        """Files under their final names that are not whole."""
+        wrong = []
+        for path in sorted(self.study.rglob("*")):
+            if not path.is_file() or "artifacts" in path.parts:
+                continue
+            try:
+                text = path.read_text(errors="surrogateescape") if path.suffix != ".db" else ""
+                if path.suffix == ".json":
+                    json.loads(text)
+                elif path.suffix == ".jsonl":
+                    lines = text.splitlines()
+                    if path.parent.name == "logs" and lines and not text.endswith("\n"):
+                        lines.pop()  # our own log is a stream: its last line ends where its writer was killed
+                    for line in lines:
+                        json.loads(line)
+                elif path.suffix == ".html" and not text.rstrip().endswith("</html>"):
+                    raise ValueError("no end")
+                elif path.name == "launch.sh" and subprocess.run(["bash", "-n", path], check=False).returncode:
+                    raise ValueError("not a script")
+            except ValueError as error:
+                wrong.append(f"{path.relative_to(self.study)}: {error}")
+        if (self.study / "study.db").exists():
+            with contextlib.closing(self.database()) as db:
+                said = db.execute("pragma integrity_check").fetchall()
+                wrong += [] if said == [("ok",)] else [f"study.db: {said[:3]}"]
+        return wrong
+
+    def database(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.study / "study.db", timeout=30)
+
+    def trials(self) -> list[Trial]:
+        """Every trial in the database, read without Optuna."""
+        if not (self.study / "study.db").exists():
+            return []
+        with contextlib.closing(self.database()) as db:
+            try:
+                rows = db.execute("select trial_id, number, state from trials order by number").fetchall()
+                values = dict(db.execute("select trial_id, value from trial_values").fetchall())
+                attrs: dict[int, dict[str, Any]] = {}
+                for trial, key, value in db.execute("select trial_id, key, value_json from trial_user_attributes"):
+                    attrs.setdefault(trial, {})[key] = json.loads(value)
+                params: dict[int, dict[str, Any]] = {}
+                for trial, key, value, of in db.execute(
+                        "select trial_id, param_name, param_value, distribution_json from trial_params"):
+                    told = json.loads(of)
+                    choices = told["attributes"].get("choices") if told["name"] == "CategoricalDistribution" else None
+                    params.setdefault(trial, {})[key] = choices[int(value)] if choices else value
+            except sqlite3.OperationalError:  # killed before the tables were made
+                return []
+        return [Trial(number, state, values.get(key), params.get(key, {}), attrs.get(key, {}))
+                for key, number, state in rows]
+
+    def wait_for(self, text: str, tuner: subprocess.Popen[bytes], within_s: float = 600.0, after: int = 0) -> None:
+        """Wait until the tuner printed `text` past the position `after`. Raises TimeoutError."""
+        deadline = time.monotonic() + within_s
+        while text not in self.said()[after:]:
+            if tuner.poll() is not None or time.monotonic() > deadline:
+                raise TimeoutError(f"the tuner did not say {text!r}: {self.said()[-300:]!r}")
+            time.sleep(0.02)
+
+    def said(self) -> str:
+        """What the tuner printed so far."""
+        path = self.folder / "tuner.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    number: int
+    state: str
+    value: float | None
+    params: Mapping[str, Any]
+    attrs: Mapping[str, Any]
+
+    @property
+    def finished(self) -> bool:
+        return self.state in ("COMPLETE", "PRUNED")
+
+    @property
+    def measured(self) -> bool:
+        """Measured, also where the noise of this machine made the window one that may not be compared."""
+        return self.finished and "window_s" in self.attrs and "crash_signature" not in self.attrs
+
+    @property
+    def key(self) -> str:
+        return json.dumps(dict(sorted(self.params.items())))
+
+
+def standin(params: Mapping[str, Any], **extra: Any) -> dict[str, Any]:
+    """The engine file of the stand-in: parameters by name to flag, besides those it has."""
+    return {**ENGINE, "params": {**ENGINE["params"], **params}, "info": {"path": "/server_info"}, **extra}
+
+
+def _interruptible() -> None:
+    """A job in the background is born deaf to Ctrl-C; a tuner on a terminal is not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return b") Z" not in pathlib.Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+
+
+def tree(pid: int) -> set[int]:
+    """A process and its live descendants."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        return {pid, *(child.pid for child in root.children(recursive=True))}
+    return set()
+
+
+def end(site: Site, tuner: subprocess.Popen[bytes]) -> None:
+    """End whatever of a site still runs, after it was looked at."""
+    for pid in {tuner.pid, *site.processes()}:
+        if alive(pid) and pid != os.getpid():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    tuner.wait()

@@ -1,0 +1,621 @@
+"""The fault campaign: one real study per fault on the stand-in engine, and the state that it ended in.
+
+    python -m tests.benchmarks.faults [--quick] [--jobs 2] [--only WORD,...] [--slow 1] [--json FILE]
+                                      [--keep FOLDER]
+
+A row is right when the exit code, the trials in the database, the crash's stage and category and the message are what
+they have to be, no process of ours lives, no port of ours is open, every file is whole, and (where the study was
+stopped) the same command runs it to its end. `--quick` is a sample, `--slow N` multiplies every limit on a machine that
+others keep busy. The last line is the verdict; exit 1 on any wrong
+state. Rows that need root or a compiler say so when they are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.benchmarks.campaign import ROOT, SHORT, Site, Trial, end, standin, tree
+
+LIMITS = {"arg-parse": 30, "device-init": 6, "nccl-init": 6, "load": 6, "kv-alloc": 6, "graph-capture": 6, "warmup": 20}
+PATIENCE_S = 900.0  # on a machine that others keep busy
+FAKES = ROOT / "tests" / "fakes"
+
+
+class Slow:
+    """How much slower than a quiet one this machine is taken to be."""
+
+    factor = 1
+
+
+class Wrong(Exception):
+    """A state that a fault must not end in."""
+
+
+class Skip(Exception):
+    """A fault that cannot be made here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    name: str
+    expected: str
+    run: Callable[[pathlib.Path], str]  # a folder of its own -> the state that it ended in; raises Wrong or Skip
+    quick: bool = False
+
+
+def need(holds: object, text: str) -> None:
+    if not holds:
+        raise Wrong(text)
+
+
+def make(folder: pathlib.Path, fault: str = "none", at: str = "serving", env: dict[str, str] | None = None,
+         workload: dict[str, Any] | None = None, stage_s: float = 0.02, server: dict[str, Any] | None = None) -> Site:
+    """A study of the baseline and, unless `fault` is none, of one configuration with that fault."""
+    faulty = fault != "none"
+    choices = {"speed": [100] if faulty else [100, 150], "fault": ["none", fault] if faulty else ["none"]}
+    space = {"engine": "standin",
+             "params": {**{k: {"choices": v} for k, v in choices.items()}, "at": {"choices": [at]},
+                        "concurrency": {"choices": [2], "load": True}},
+             "baseline": {"speed": 100, "fault": "none", "at": at, "concurrency": 2},
+             "workload": {**SHORT, **{k: SHORT[k] * Slow.factor for k in SHORT if k.endswith("timeout_s")},
+                          "warmup_max_s": SHORT["warmup_max_s"] * Slow.factor, **(workload or {})},
+             "server": {"ready_poll_s": 0.1, "stage_limits_s": {k: v * Slow.factor for k, v in LIMITS.items()},
+                        "log_limit_mib": 8, "disk_free_mib": 1, "gpu_free_s": 2, **(server or {})},
+             "study": {"confirm": {"finalists": 0}, "launches": 4, "strategy": "grid"},
+             "agreement": {"prompts": 2, "output_tokens": 4, "context_tokens": 8, "timeout_s": 3 * Slow.factor}}
+    host = ["--host", "{host}", "--port", "{port}", "--stage-s", str(stage_s)]
+    return Site.make(folder, space, standin({}, args=[host]), env)
+
+
+QUIET = ("power=none", "objective=tokens_per_s", "study.storage_wait_s=300")
+
+
+def clean(site: Site, within_s: float = 3.0, running: bool = False) -> None:
+    """What has to hold after every end."""
+    left, _ = site.settled(within_s)
+    need(not left, f"processes left: {left}")
+    need(not site.bound_ports(), f"ports still open: {site.bound_ports()}")
+    need(not site.torn(), f"torn files: {site.torn()}")
+    if not running:
+        need(all(t.state != "RUNNING" for t in site.trials()), f"trials left running: {states(site)}")
+
+
+def states(site: Site) -> str:
+    return ", ".join(f"{t.number} {t.attrs.get('crash_category') or ('measured' if t.measured else t.state)}"
+                     for t in site.trials())
+
+
+def measured(site: Site) -> None:
+    """Both configurations of a study without a faulty one were measured, once."""
+    need([t.measured for t in site.trials()] == [True, True], f"{states(site)}: {site.said()[-300:]!r}")
+
+
+def resumed(site: Site, *overrides: str, env: dict[str, str] | None = None) -> str:
+    """Run the same command to its end; nothing that was measured may be measured again."""
+    before = [t for t in site.trials() if t.finished]
+    tuner = site.start(*(overrides or QUIET), env=env)
+    code = tuner.wait(PATIENCE_S)
+    trials = site.trials()
+    need(code == well(trials), f"resuming ended with {code}: {site.said()[-300:]!r}")
+    clean(site)
+    done = [t.key for t in trials if t.measured]
+    need(len(done) == len(set(done)) == 2, f"after resuming: {states(site)}")
+    need(all(t in trials for t in before), "a finished trial changed")
+    return f"resumed: exit {code}, {states(site)}"
+
+
+@contextlib.contextmanager
+def started(site: Site, *overrides: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    tuner = site.start(*(overrides or QUIET), env=env)
+    try:
+        yield tuner
+    finally:
+        end(site, tuner)
+
+
+def finished(site: Site, tuner: subprocess.Popen[bytes], code: int, says: str = "") -> None:
+    """The tuner ends with `code`, says so in words, without a traceback."""
+    found = tuner.wait(PATIENCE_S)
+    code = code or well(site.trials())
+    need(found == code, f"exit {found}, not {code}: {site.said()[-400:]!r}")
+    need(says in " ".join(site.said().split()), f"does not say {says!r}: {site.said()[-400:]!r}")
+    need("Traceback (most recent call last)" not in site.said(), f"a traceback: {site.said()[-600:]!r}")
+
+
+def well(trials: list[Trial]) -> int:
+    """The exit code of a study that ran to its end: 3 where this machine was too busy for any window to be compared."""
+    return 0 if any(t.state == "COMPLETE" for t in trials) else 3
+
+
+# The engine's faults
+
+
+def engine(fault: str, at: str, stages: tuple[str, ...], categories: tuple[str, ...], folder: pathlib.Path,
+           env: dict[str, str] | None = None) -> str:
+    """The faulty configuration is PRUNED with a category and stage, the baseline measured, the study ends well."""
+    site = make(folder, fault, at, {"STANDIN_LATE_S": str(9 * Slow.factor), **(env or {})})
+    with started(site) as tuner:
+        finished(site, tuner, 0)
+    clean(site)
+    good = [t for t in site.trials() if t.params.get("fault") == "none"]
+    bad = [t for t in site.trials() if t.params.get("fault") == fault]
+    need(good and all(t.measured for t in good), f"the baseline: {states(site)}")
+    need(bad and all(t.state == "PRUNED" for t in bad), f"the faulty one: {states(site)}")
+    first = bad[0].attrs
+    told = f"PRUNED {first['crash_category']} at {first['crash_stage']} ({first['crash_blame']})"
+    need(first["crash_stage"] in stages, f"{told}, not at {stages}")
+    need(not categories or first["crash_category"] in categories, f"{told}, not {categories}")
+    need(first["crash_signature"] and first["crash_explanation"], "without signature or explanation")
+    return told
+
+
+def harmless(fault: str, folder: pathlib.Path) -> str:
+    """A server that serves well and is hard to end: measured like any other, and ended all the same."""
+    site = make(folder, fault, "serving")
+    with started(site) as tuner:
+        finished(site, tuner, 0)
+    clean(site)
+    measured(site)
+    return "measured, nothing left"
+
+
+# Faults around it
+
+
+def port_stolen(folder: pathlib.Path) -> str:
+    site = make(folder, stage_s=0.3)
+    with started(site) as tuner, socket.socket() as thief:
+        command = site.study / "launches" / "0001" / "command.json"
+        while not command.exists() and tuner.poll() is None:
+            time.sleep(0.002)
+        thief.bind(("127.0.0.1", json.loads(command.read_text())["port"]))
+        thief.listen()
+        finished(site, tuner, 0)
+        log = "".join(p.read_text() for p in site.study.glob("logs/*.jsonl"))
+        need("was taken" in log, "the theft was not noticed")
+    clean(site)
+    measured(site)
+    return "started again on another port, all measured"
+
+
+@contextlib.contextmanager
+def small_disk(folder: pathlib.Path, mib: int) -> Iterator[pathlib.Path]:
+    """A file system of its own at folder/outputs."""
+    place = folder / "outputs"
+    place.mkdir(parents=True)
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "faults", str(place)],
+                                          capture_output=True, check=False).returncode:
+        raise Skip("needs root (a file system of its own)")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+def fill(place: pathlib.Path, leave_mib: float = 0) -> pathlib.Path:
+    """Fill a disk with one file."""
+    filler = place / "filler"
+    with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+        while shutil.disk_usage(place).free > leave_mib * 2**20:
+            file.write(b"\0" * min(65536, max(1, int(shutil.disk_usage(place).free - leave_mib * 2**20))))
+    return filler
+
+
+def disk_full_before(folder: pathlib.Path) -> str:
+    with small_disk(folder, 40) as place:
+        site = make(folder)
+        filler = fill(place, leave_mib=6)
+        with started(site) as tuner:
+            finished(site, tuner, 4, "MiB are free on the disk")
+        clean(site)
+        need(not site.trials(), states(site))
+        filler.unlink()
+        return f"exit 4 before a launch, {resumed(site)}"
+
+
+def disk_full_during(folder: pathlib.Path) -> str:
+    with small_disk(folder, 40) as place:
+        site = make(folder)
+        with started(site, *QUIET[:2], "study.storage_wait_s=4") as tuner:
+            site.wait_for(" window", tuner)
+            filler = fill(place)
+            code = tuner.wait(PATIENCE_S)
+        need(code in (1, 4), f"exit {code}: {site.said()[-300:]!r}")
+        need("Traceback" not in site.said() and "the study is kept" in " ".join(site.said().split()),
+             f"says {site.said()[-300:]!r}")
+        left, _ = site.settled(3)
+        need(not left, f"processes left: {left}")
+        filler.unlink()
+        clean(site, running=True)
+        return f"exit {code} with a clear line, {resumed(site)}"
+
+
+def disk_full_for_a_while(folder: pathlib.Path) -> str:
+    with small_disk(folder, 40) as place:
+        site = make(folder)
+        with started(site) as tuner:
+            site.wait_for(" warm-up", tuner)
+            filler = fill(place, leave_mib=0.05)
+            time.sleep(4)
+            filler.unlink()
+            code = tuner.wait(PATIENCE_S)
+        clean(site)
+        if code == well(site.trials()):
+            return f"exit {code}, {states(site)}"
+        need(code in (1, 4) and "the study is kept" in " ".join(site.said().split()), site.said()[-300:])
+        return f"exit {code} with a clear line, {resumed(site)}"
+
+
+def read_only_before(folder: pathlib.Path) -> str:
+    with small_disk(folder, 40) as place:
+        site = make(folder)
+        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+        with started(site) as tuner:
+            finished(site, tuner, 1, "cannot write in")
+        clean(site)
+        subprocess.run(["mount", "-o", "remount,rw", str(place)], check=True)
+        return f"exit 1 at once, {resumed(site)}"
+
+
+def read_only_during(folder: pathlib.Path) -> str:
+    site = make(folder)
+    with started(site, *QUIET[:2], "study.storage_wait_s=4") as tuner:
+        site.wait_for(" window", tuner)
+        locked = [site.study, site.study / "launches", *site.study.glob("launches/*")]
+        if subprocess.run(["chattr", "+i", *map(str, locked)], capture_output=True, check=False).returncode:
+            raise Skip("needs root and a file system with chattr")
+        try:
+            code = tuner.wait(PATIENCE_S)
+        finally:
+            subprocess.run(["chattr", "-i", *map(str, locked)], check=True)
+    need(code in (1, 4), f"exit {code}: {site.said()[-300:]!r}")
+    need("Traceback" not in site.said() and "the study is kept" in " ".join(site.said().split()),
+         f"says {site.said()[-300:]!r}")
+    clean(site, running=True)
+    return f"exit {code} with a clear line, {resumed(site)}"
+
+
+def database_locked(seconds: float, folder: pathlib.Path) -> str:
+    site = make(folder)
+    with started(site) as tuner:
+        site.wait_for(" window", tuner)
+        with contextlib.closing(sqlite3.connect(site.study / "study.db", timeout=60, isolation_level=None)) as db:
+            db.execute("begin exclusive")
+            time.sleep(seconds)
+            db.execute("rollback")
+        finished(site, tuner, 0)
+    clean(site)
+    measured(site)
+    return "waited for, all measured"
+
+
+def database_gone(seconds: float, folder: pathlib.Path) -> str:
+    site = make(folder)
+    with started(site) as tuner:
+        site.wait_for(" window", tuner)
+        away = site.study / "study.db.away"
+        (site.study / "study.db").rename(away)
+        time.sleep(seconds)
+        away.rename(site.study / "study.db")
+        finished(site, tuner, 0)
+    clean(site)
+    measured(site)
+    return "waited for, all measured"
+
+
+def database_gone_for_good(folder: pathlib.Path) -> str:
+    site = make(folder)
+    with started(site, *QUIET[:2], "study.storage_wait_s=4") as tuner:
+        site.wait_for(" window", tuner)
+        away = site.study / "study.db.away"
+        (site.study / "study.db").rename(away)
+        finished(site, tuner, 1, "the study is kept")
+    away.rename(site.study / "study.db")
+    clean(site, running=True)
+    return f"exit 1 with a clear line, {resumed(site)}"
+
+
+@functools.cache
+def built(source: str, name: str) -> pathlib.Path:
+    """A stand-in library, compiled."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise Skip("needs a C compiler")
+    folder = pathlib.Path(tempfile.mkdtemp())
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(folder / name),
+                    str(FAKES / source)], check=True)
+    return folder / name
+
+
+GPU = ("count 1\ndriver 580.1\n0.uuid GPU-faults-1\n0.name Stand-in\n0.memory_mib 80000\n0.used_mib 100\n"
+       "0.power_mw 300000\n0.counter_mw 300000\n")
+NVML = ("power=nvml", "device=cuda")
+
+
+def with_gpu(folder: pathlib.Path, fault: str = "none", uuid: str = "") -> tuple[Site, pathlib.Path]:
+    """A study on one scripted GPU, and the script."""
+    library = built("nvml.c", "libnvidia-ml.so.1")
+    state = folder / "gpu"
+    folder.mkdir(parents=True, exist_ok=True)
+    state.write_text(GPU.replace("GPU-faults-1", uuid or f"GPU-{folder.name}-{os.getpid()}"))
+    site = make(folder, fault, env={"LD_LIBRARY_PATH": str(library.parent), "FAKE_NVML": str(state)},
+                workload={"window_s": 5.2, "window_max_s": 6.0})
+    return site, state
+
+
+def nvml_lost(folder: pathlib.Path) -> str:
+    site, state = with_gpu(folder)
+    good = state.read_text()
+    with started(site, *NVML) as tuner:
+        site.wait_for(" window", tuner)
+        state.write_text(good + "0.error.fields 15\n0.error.energy 15\n")
+        finished(site, tuner, 1, "needs a reset or a reboot")
+    clean(site)
+    need([t.state for t in site.trials()] == ["FAIL"], states(site))
+    state.write_text(good)
+    return f"exit 1, FAIL (not the configuration's fault), {resumed(site, *NVML)}"
+
+
+def gpu_busy(folder: pathlib.Path) -> str:
+    site, state = with_gpu(folder)
+    good = state.read_text()
+    with subprocess.Popen(["sleep", "60"]) as other:
+        state.write_text(good + f"0.pids {other.pid}\n0.used_mib 30000\n")
+        with started(site, *NVML) as tuner:
+            finished(site, tuner, 4, f"is in use by pid {other.pid} (sleep 60")
+        need(other.poll() is None, "the other process was ended")
+        other.kill()
+    clean(site)
+    state.write_text(good)
+    return f"exit 4 naming the process, which lives on, {resumed(site, *NVML)}"
+
+
+def gpu_memory_kept(folder: pathlib.Path) -> str:
+    site, state = with_gpu(folder, "hold-gpu")
+    with started(site, *NVML) as tuner:
+        finished(site, tuner, 0, "not given back")
+    clean(site)
+    measured(site)
+    return "said, all measured"
+
+
+def two_on_one_gpu(folder: pathlib.Path) -> str:
+    first, _ = with_gpu(folder / "a", uuid=f"GPU-both-{os.getpid()}")
+    second, _ = with_gpu(folder / "b", uuid=f"GPU-both-{os.getpid()}")
+    with started(first, *NVML) as one:
+        first.wait_for("launch 1", one)
+        with started(second, *NVML) as two:
+            finished(second, two, 1, f"is used by another autotune (pid {one.pid})")
+        finished(first, one, 0)
+    clean(first)
+    clean(second)
+    return f"the second: exit 1 naming the first; the first: exit 0, {states(first)}"
+
+
+def clock_jumps(folder: pathlib.Path) -> str:
+    library = built("clock.c", "libclock.so")
+    folder.mkdir(parents=True, exist_ok=True)
+    offset = folder / "offset"
+    offset.write_text("0\n")
+    site = make(folder, env={"LD_PRELOAD": str(library), "FAKE_CLOCK": str(offset)})
+    with started(site) as tuner:
+        site.wait_for(" window", tuner)
+        offset.write_text("90000\n")
+        site.wait_for("launch 2", tuner)
+        offset.write_text("-200000\n")
+        finished(site, tuner, 0)
+    clean(site)
+    measured(site)
+    need(all(0 < t.attrs["cost_s"] < 300 and 0 < t.attrs["window_s"] < 10 for t in site.trials()), "times are off")
+    return "all measured, no time off"
+
+
+def suspended(when: str, seconds: float, folder: pathlib.Path) -> str:
+    """The whole tree stopped for longer than the limits of a stage and of a token."""
+    site = make(folder, stage_s=1.0 if when == "load" else 0.02)
+    with started(site) as tuner:
+        site.wait_for(f" {when}", tuner)
+        for _ in range(3):  # whoever was born meanwhile is caught in the next round
+            for pid in {*site.processes(), *tree(tuner.pid)}:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        for pid in {*site.processes(), *tree(tuner.pid)}:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
+        finished(site, tuner, 0)
+    clean(site)
+    measured(site)
+    need(all(t.attrs["window_s"] < seconds / 2 for t in site.trials()), "the sleep was measured")
+    return "all measured, the sleep not measured"
+
+
+def two_tuners(folder: pathlib.Path) -> str:
+    site = make(folder)
+    with started(site) as one:
+        site.wait_for("launch 1", one)
+        with (folder / "second.log").open("wb"):
+            two = site.start(*QUIET, stderr=folder / "second.log")
+        code, said = two.wait(60), (folder / "second.log").read_text()
+        need(code == 1 and f"another autotune (pid {one.pid})" in said, f"the second: exit {code}, {said!r}")
+        finished(site, one, 0)
+    clean(site)
+    measured(site)
+    return "the second: exit 1 naming the first; the first: exit 0, all measured"
+
+
+def interrupted(times: int, rounds: int, seed: int, folder: pathlib.Path, number: int = signal.SIGINT) -> str:
+    """Ctrl-C, or another signal, at random moments; the study is then resumed."""
+    rng = random.Random(seed)
+    site = make(folder)
+    codes = []
+    for _ in range(rounds):
+        tuner = site.start(*QUIET)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            tuner.wait(rng.uniform(0.3, 9.0))
+        for nth in range(times):
+            if nth:
+                time.sleep(rng.uniform(0.0, 0.7))
+            with contextlib.suppress(OSError):
+                os.killpg(tuner.pid, number)
+        codes.append(tuner.wait(60))
+        left, took = site.settled(5.0)
+        need(not left, f"processes left {took:.0f} s after the end: {left}")
+        clean(site, running=times > 1)
+        need(codes[-1] in (130, -number, 0, 3), f"exit {codes[-1]}: {site.said()[-500:]!r}")
+        if codes[-1] in (0, 3):
+            break
+        end(site, tuner)
+    return f"exit {', '.join(map(str, codes))}, nothing left, {resumed(site)}"
+
+
+def keeper_killed(folder: pathlib.Path) -> str:
+    site = make(folder)
+    with started(site) as tuner:
+        site.wait_for(" window", tuner)
+        os.kill(site.records("owner.json")["0001"]["keeper"], signal.SIGKILL)
+        finished(site, tuner, 1, "the study is kept")
+    clean(site)
+    need([t.state for t in site.trials()] == ["FAIL"], states(site))
+    return f"exit 1, FAIL, the server ended all the same, {resumed(site)}"
+
+
+def client_killed(folder: pathlib.Path) -> str:
+    site = make(folder)
+    with started(site) as tuner:
+        site.wait_for(" window", tuner)
+        for pid, line in site.processes().items():
+            if "autotune.measure.load" in line:
+                os.kill(pid, signal.SIGKILL)
+        finished(site, tuner, 0)
+    clean(site)
+    measured(site)
+    return "measured again, all measured"
+
+
+def campaign() -> list[Fault]:
+    """Every fault, in the order of the table."""
+    faults: list[Fault] = []
+
+    def add(name: str, expected: str, run: Callable[..., str], *args: Any, quick: bool = False, **more: Any) -> None:
+        faults.append(Fault(name, expected, functools.partial(run, *args, **more), quick))
+
+    for at in ("device-init", "nccl-init", "load", "kv-alloc", "graph-capture", "warmup"):
+        add(f"exits at {at}", f"PRUNED at {at}", engine, "exit", at, (at,), (), quick=at == "load")
+    for fault in ("silent-exit", "segfault", "killed"):
+        for at in ("load", "graph-capture", "serving"):
+            add(f"{fault} at {at}", f"PRUNED at {at}", engine, fault, at, (at,), (),
+                quick=(fault, at) == ("segfault", "graph-capture"))
+    for at in ("load", "graph-capture"):
+        add(f"hangs silently at {at}", f"PRUNED hang at {at}", engine, "hang", at, (at,), (), quick=at == "load")
+    add("ready after the limit", "PRUNED hang at load", engine, "late", "load", ("load",), ())
+    for fault in ("hang", "frozen", "hang-healthy"):
+        add(f"{fault} under load", "PRUNED at serving", engine, fault, "serving", ("serving",), (),
+            quick=fault == "hang-healthy")
+    for fault in ("error-answers", "cut-streams", "malformed-sse", "endless-sse", "die-under-load"):
+        add(f"{fault} under load", "PRUNED at serving", engine, fault, "serving", ("serving",), (),
+            quick=fault in ("cut-streams", "endless-sse", "die-under-load"))
+    add("answers garbage", "PRUNED at warmup", engine, "garbage", "serving", ("warmup",), ())
+    add("floods its log with 1 GB", "PRUNED at load", engine, "flood", "load", ("load",), (),
+        env={"STANDIN_FLOOD_MB": "1000"})
+    for at in ("load", "serving"):
+        add(f"writes bytes that are no UTF-8 at {at}", f"PRUNED at {at}", engine, "not-utf8", at, (at,), ())
+    for fault in ("ignore-sigterm", "grandchildren", "keep-port"):
+        add(f"{fault}", "measured, nothing left", harmless, fault, quick=fault != "ignore-sigterm")
+    add("GPU memory kept (simulated)", "said, measured", gpu_memory_kept)
+    add("port stolen", "another port, measured", port_stolen, quick=True)
+    add("disk full before a launch", "exit 4, resumable", disk_full_before, quick=True)
+    add("disk full in a window", "clear line, resumable", disk_full_during, quick=True)
+    add("disk full for 4 s", "no loss", disk_full_for_a_while)
+    add("outputs/ read-only", "exit 1, resumable", read_only_before)
+    add("outputs/ read-only in a window", "clear line, resumable", read_only_during)
+    add("database locked for 70 s", "waited for, measured", database_locked, 70)
+    add("database locked for 8 s", "waited for, measured", database_locked, 8, quick=True)
+    add("database gone for 60 s", "waited for, measured", database_gone, 60)
+    add("database gone for good", "exit 1, resumable", database_gone_for_good)
+    add("NVML lost in a window", "exit 1, FAIL, resumable", nvml_lost, quick=True)
+    add("GPU busy", "exit 4 naming the process", gpu_busy)
+    add("two studies on one GPU", "the second is refused", two_on_one_gpu)
+    add("clock jumps a day on and two back", "measured", clock_jumps)
+    add("suspended in a window for 10 s", "measured again", suspended, "window", 10, quick=True)
+    add("suspended in a start for 10 s", "no crash", suspended, "load", 10)
+    add("two tuners on one study", "the second is refused", two_tuners, quick=True)
+    add("keeper killed in a window", "exit 1, FAIL, resumable", keeper_killed)
+    add("load client killed in a window", "measured again", client_killed)
+    for seed in range(3):
+        add(f"Ctrl-C once at random moments ({seed})", "130, resumable", interrupted, 1, 3, seed, quick=seed == 0)
+        add(f"Ctrl-C twice at random moments ({seed})", "130, resumable", interrupted, 2, 3, 9 + seed, quick=seed == 0)
+    add("SIGTERM at random moments", "130, resumable", interrupted, 1, 2, 7, number=signal.SIGTERM)
+    add("terminal closed (SIGHUP)", "130, resumable", interrupted, 1, 2, 8, number=signal.SIGHUP)
+    return faults
+
+
+def tried(fault: Fault, work: pathlib.Path, number: int) -> dict[str, Any]:
+    """One row of the table."""
+    began = time.monotonic()
+    folder = work / f"{number:02d}"
+    try:
+        ended, verdict = fault.run(folder), "right"
+    except Skip as skip:
+        ended, verdict = str(skip), "skipped"
+    except (Wrong, TimeoutError, subprocess.TimeoutExpired) as wrong:
+        ended, verdict = str(wrong), "WRONG"
+    except Exception as error:  # the campaign goes on, and the row is wrong
+        ended, verdict = f"{type(error).__name__}: {error}", "WRONG"
+    return {"fault": fault.name, "expected": fault.expected, "ended": ended,
+            "seconds": round(time.monotonic() - began, 1), "verdict": verdict}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="a sample, within 8 minutes")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="only faults whose name holds one of these words")
+    parser.add_argument("--slow", type=int, default=1, help="multiply every limit on a busy machine")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--keep", type=pathlib.Path, help="keep the studies in this folder")
+    options = parser.parse_args()
+    faults = [f for f in campaign() if (f.quick or not options.quick) and
+              any(word in f.name for word in options.only.split(","))]
+    Slow.factor = options.slow
+    began = time.monotonic()
+    said = threading.Lock()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, \
+            concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        def one(number: int, fault: Fault) -> dict[str, Any]:
+            row = tried(fault, options.keep or pathlib.Path(scratch), number)
+            with said:
+                print(f"{row['verdict']:7} {row['seconds']:6.1f} s  {row['fault']:40} {row['expected']:28} "
+                      f"{row['ended'][:400]}", flush=True)
+            return row
+
+        rows = [f.result() for f in [pool.submit(one, n, fault) for n, fault in enumerate(faults)]]
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    count = {word: sum(r["verdict"] == word for r in rows) for word in ("right", "WRONG", "skipped")}
+    print(f"{len(rows)} faults in {time.monotonic() - began:.0f} s: {count['right']} right, {count['WRONG']} wrong, "
+          f"{count['skipped']} left out: {'WRONG' if count['WRONG'] else 'all right'}")
+    return 1 if count["WRONG"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

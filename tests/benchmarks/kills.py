@@ -1,0 +1,179 @@
+"""The kill campaign: SIGKILL the tuner at random moments of a running study, again and again, until it has ended.
+
+    python -m tests.benchmarks.kills [--engine ddtree|standin] [--kills 200] [--minutes M] [--seed 0] [--json FILE]
+
+Half of the kills come at a random time after the start, half within 60 ms after the tuner said that something began or
+ended (a stage, a window, a trial), so that launches, warm-ups, windows and database writes are all hit. After each
+kill the same command is run again. Checked: after the next start no process of a dead tuner lives; every file under
+its final name is whole; a finished trial stays as it was; no configuration is measured twice; the study ends with
+0 and a launch script, like one that nobody killed. Prints the figures; exit 1 if any of them is not 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import pathlib
+import random
+import sys
+import tempfile
+import time
+from typing import Any
+
+from tests.benchmarks.campaign import CONFIRM, SHORT, Site, Trial, alive, end, standin
+
+SPACES: dict[str, dict[str, Any]] = {
+    "ddtree": {"engine": "ddtree", "params": {
+        "tree_budget": {"choices": [0, 8]}, "allreduce_fusion": {"choices": [False, True]},
+        "concurrency": {"choices": [1, 4], "load": True}},
+        "baseline": {"tree_budget": 0, "allreduce_fusion": False, "concurrency": 1}},
+    "standin": {"engine": "standin", "params": {
+        "speed": {"choices": [100, 200]}, "fault": {"choices": ["none", "exit"]}, "at": {"choices": ["load"]},
+        "concurrency": {"choices": [1, 4], "load": True}},
+        "baseline": {"speed": 100, "fault": "none", "at": "load", "concurrency": 1}}}
+LATEST_S = {"ddtree": 15.0, "standin": 6.0}
+"""A random kill comes at most so long after the start."""
+GONE_S = 15.0
+
+
+@dataclasses.dataclass
+class Figures:
+    kills: int = 0
+    studies: int = 0
+    orphans: int = 0
+    torn: int = 0
+    lost: int = 0
+    doubled: int = 0
+    wrong_ends: int = 0
+    slowest_s: float = 0.0  # until the last process of a killed tuner was gone
+    trials: int = 0
+    failed: int = 0  # trials that were running when the tuner was killed
+    at: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+    @property
+    def right(self) -> bool:
+        return not (self.orphans or self.torn or self.lost or self.doubled or self.wrong_ends)
+
+    def line(self) -> str:
+        return (f"{self.kills} kills in {self.studies} studies, {self.orphans} orphans, {self.lost} lost, "
+                f"{self.doubled} doubled, {self.torn} torn files, {self.wrong_ends} wrong ends "
+                f"({self.trials} trials told, {self.failed} were running when killed; the last process of a killed "
+                f"tuner was gone after at most {self.slowest_s:.1f} s)")
+
+
+class Campaign:
+    def __init__(self, engine: str, seed: int, work: pathlib.Path) -> None:
+        self.engine, self.rng, self.work = engine, random.Random(seed), work
+        self.figures = Figures()
+
+    def study(self, kills: int, until: float) -> None:
+        """One study, killed until it has ended (or the kills are used up: then it is let run to its end)."""
+        space = {**SPACES[self.engine], "workload": SHORT,
+                 "server": {"ready_poll_s": 0.1}, "study": {"confirm": CONFIRM, "launches": 12},
+                 "agreement": {"prompts": 2, "output_tokens": 4, "context_tokens": 8}}
+        site = Site.make(self.work / f"{self.figures.studies:03d}", space,
+                         standin({}) if self.engine == "standin" else None)
+        kept: dict[int, Trial] = {}
+        self.figures.studies += 1
+        while True:
+            done = self.figures.kills >= kills or time.monotonic() > until
+            before = set(site.processes())
+            tuner = site.start()
+            moment = None if done else self.wait_for_moment(site, tuner)
+            if moment is None:
+                code = tuner.wait()
+                break
+            tuner.kill()
+            tuner.wait()
+            self.figures.kills += 1
+            self.figures.at[moment] += 1
+            self.check(site, before, kept)
+            print(f"kill {self.figures.kills}: {moment}; {len(kept)} trials kept; so far {self.figures.line()}",
+                  flush=True)
+        self.check(site, set(), kept)
+        self.end_of(site, code)
+        end(site, tuner)
+
+    def wait_for_moment(self, site: Site, tuner: Any) -> str | None:
+        """Wait for the moment of the next kill and name it; None when the study ended before."""
+        began, said = time.monotonic(), len(site.said())
+        marks = self.rng.choice([0, 0, *range(1, 14)])
+        after = self.rng.uniform(0.0, LATEST_S[self.engine])
+        while tuner.poll() is None:
+            lines = site.said()[said:].splitlines()
+            if marks and len(lines) >= marks:
+                time.sleep(self.rng.uniform(0.0, 0.06))
+                return "after " + " ".join(lines[marks - 1].split()[:7])[:60]
+            if not marks and time.monotonic() - began >= after:
+                return f"{lines[-1].strip()[:50] if lines else 'start'} (at a random time)"
+            if marks and time.monotonic() - began > 4 * LATEST_S[self.engine]:
+                marks, after = 0, 0.0
+            time.sleep(0.005)
+        return None
+
+    def check(self, site: Site, before: set[int], kept: dict[int, Trial]) -> None:
+        """What has to hold after a kill."""
+        left, took = site.settled(GONE_S)
+        self.figures.slowest_s = max(self.figures.slowest_s, took)
+        stale = {pid for pid in before if alive(pid)}
+        if left or stale:
+            self.figures.orphans += len(left.keys() | stale)
+            print(f"ORPHANS in {site.folder}: {left} {stale}", flush=True)
+        torn = site.torn()
+        if torn:
+            self.figures.torn += len(torn)
+            print(f"TORN in {site.folder}: {torn}", flush=True)
+        trials = {t.number: t for t in site.trials()}
+        for number, trial in kept.items():
+            now = trials.get(number)
+            if now is None or (now.state, now.value, now.params) != (trial.state, trial.value, trial.params):
+                self.figures.lost += 1
+                print(f"LOST in {site.folder}: trial {number} was {trial.state}, is {now and now.state}", flush=True)
+        kept.update({t.number: t for t in trials.values() if t.finished})
+
+    def end_of(self, site: Site, code: int) -> None:
+        """How the study ended, against what one that nobody killed ends with."""
+        trials = site.trials()
+        self.figures.trials += sum(t.finished for t in trials)
+        self.figures.failed += sum(t.state == "FAIL" for t in trials)
+        complete = [t for t in trials if t.state == "COMPLETE" and not t.attrs.get("confirm")]
+        searched = collections.Counter(t.key for t in complete)
+        again = {key: n for key, n in searched.items() if n > 1}
+        if again:
+            self.figures.doubled += sum(again.values()) - len(again)
+            print(f"DOUBLED in {site.folder}: {again}", flush=True)
+        wanted = {t.state for t in trials} <= {"COMPLETE", "PRUNED", "FAIL"} and any(t.finished for t in trials)
+        if code != (0 if complete else 3) or not wanted or (code == 0 and not (site.study / "launch.sh").exists()):
+            self.figures.wrong_ends += 1
+            print(f"WRONG END in {site.folder}: exit {code}, {len(searched)} configurations, "
+                  f"states {collections.Counter(t.state for t in trials)}; {site.said()[-300:]!r}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", choices=tuple(SPACES), default="ddtree")
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--minutes", type=float, default=600.0, help="stop killing after this long")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--work", type=pathlib.Path, help="keep the studies here")
+    options = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        campaign = Campaign(options.engine, options.seed, options.work or pathlib.Path(scratch))
+        while campaign.figures.kills < options.kills and time.monotonic() - began < 60 * options.minutes:
+            campaign.study(options.kills, began + 60 * options.minutes)
+    figures = campaign.figures
+    for moment, count in figures.at.most_common():
+        print(f"  {count:4} {moment}")
+    if options.json:
+        options.json.write_text(json.dumps(dataclasses.asdict(figures), indent=1) + "\n")
+    print(f"{options.engine}: {figures.line()}; {time.monotonic() - began:.0f} s: "
+          f"{'all right' if figures.right else 'WRONG'}")
+    return 0 if figures.right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""The soak: two weeks of launches, compressed. One tuner, many launches of the stand-in; does anything of it grow?
+
+    python -m tests.benchmarks.soak [--launches 1000] [--json FILE] [--keep FOLDER]
+
+After each launch the tuner's resident memory, file descriptors, threads and child processes are read from /proc.
+Prints the means of the first and the last tenth (of the first hundred the first ten launches are left out: imports and
+caches), the slope of memory, and a verdict; exit 1 when anything grows. Each trial is a record that the strategy and
+the report read again, so that some memory per launch is expected: at most `ROOM_KIB` of it is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from tests.benchmarks.campaign import SHORT, Site, end, standin
+
+ROOM_KIB = 20.0
+"""Growth per launch that the records of a trial explain."""
+WARM = 10
+KINDS = ("rss_kib", "descriptors", "threads", "children", "seconds")
+
+
+def sample(pid: int) -> dict[str, float]:
+    """What a process takes now. Raises OSError when it ended."""
+    folder = pathlib.Path("/proc", str(pid))
+    status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+    children = [c for task in (folder / "task").iterdir() for c in (task / "children").read_text().split()]
+    return {"rss_kib": float(status["VmRSS"].split()[0]), "threads": float(status["Threads"]),
+            "descriptors": float(len(list((folder / "fd").iterdir()))), "children": float(len(children))}
+
+
+def soak(site: Site, launches: int) -> tuple[list[dict[str, float]], int]:
+    """Run the study; one sample a launch, taken when the next one begins. Returns them and the exit code."""
+    tuner = site.start("power=none", "objective=tokens_per_s", "study.strategy=grid", f"study.launches={launches}")
+    samples: list[dict[str, float]] = []
+    log = site.folder / "tuner.log"
+    began, told = time.monotonic(), 0
+    try:
+        with log.open() as lines:
+            while tuner.poll() is None:
+                fresh = sum(line.startswith("launch ") for line in iter(lines.readline, ""))
+                if fresh:
+                    with contextlib.suppress(OSError):
+                        now = time.monotonic()
+                        samples.append({**sample(tuner.pid), "seconds": now - began})
+                        began = now
+                if len(samples) >= told + 50:
+                    told = len(samples)
+                    print(f"{told} launches: " + ", ".join(f"{k} {samples[-1][k]:.0f}" for k in KINDS[:4]), flush=True)
+                time.sleep(0.02)
+        return samples, tuner.returncode
+    finally:
+        end(site, tuner)
+
+
+def slope(values: Sequence[float]) -> float:
+    """Least-squares growth per launch."""
+    middle, mean = (len(values) - 1) / 2, statistics.fmean(values)
+    below = sum((i - middle) ** 2 for i in range(len(values)))
+    return sum((i - middle) * (v - mean) for i, v in enumerate(values)) / below if below else 0.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--launches", type=int, default=1000)
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--keep", type=pathlib.Path)
+    options = parser.parse_args()
+    side = 1
+    while 2 * side * side < options.launches:
+        side += 1
+    space = {"engine": "standin", "params": {
+        "speed": {"choices": [1000 + 10 * i for i in range(side)]},
+        "flags": {"choices": [f"f{i}" for i in range(side)]},
+        "fault": {"choices": ["none", "exit"]}, "at": {"choices": ["load"]},
+        "concurrency": {"choices": [2], "load": True}},
+        "baseline": {"speed": 1000, "flags": "f0", "fault": "none", "at": "load", "concurrency": 2},
+        "workload": {**SHORT, "warmup_s": 0.05, "settle_s": 0.1, "window_s": 0.15, "window_max_s": 0.2,
+                     "block_s": 0.05},
+        "server": {"ready_poll_s": 0.05, "log_limit_mib": 1, "disk_free_mib": 1},
+        "study": {"confirm": {"finalists": 0}},
+        "agreement": {"prompts": 1, "output_tokens": 2, "context_tokens": 4}}
+    host = ["--host", "{host}", "--port", "{port}", "--stage-s", "0"]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        site = Site.make((options.keep or pathlib.Path(scratch)) / "soak", space, standin({}, args=[host]))
+        samples, code = soak(site, options.launches)
+        left, _ = site.settled(5)
+        kept = [t.state for t in site.trials()]
+    if options.json:
+        options.json.write_text(json.dumps(samples) + "\n")
+    tenth = max(1, len(samples) // 10)
+    first, last = samples[min(WARM, len(samples) - 1):tenth + WARM], samples[-tenth:]
+    grows = []
+    print(f"{'':14}{'first ' + str(tenth):>14}{'last ' + str(tenth):>14}{'per launch':>14}")
+    for kind in KINDS:
+        a, b = (statistics.fmean(s[kind] for s in part) for part in (first, last))
+        each = slope([s[kind] for s in samples[min(WARM, len(samples) - 1):]])
+        print(f"{kind:14}{a:14.2f}{b:14.2f}{each:14.4f}")
+        if (kind == "rss_kib" and each > ROOM_KIB) or (kind in KINDS[1:4] and b > a + 1):
+            grows.append(kind)
+    wrong = [*(f"{g} grows" for g in grows), *([f"left: {left}"] if left else []),
+             *([f"exit {code}"] if code not in (0, 3) else []),
+             *([f"{len(samples)} launches seen"] if len(samples) < options.launches else []),
+             *([f"states {sorted(set(kept))}"] if not set(kept) <= {"COMPLETE", "PRUNED"} else [])]
+    print(f"{len(samples)} launches, {kept.count('COMPLETE')} measured, {kept.count('PRUNED')} crashed, "
+          f"{time.monotonic() - began:.0f} s: {'; '.join(wrong) or 'flat'}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
