@@ -62,6 +62,7 @@ class StudySettings:
     confirm: ConfirmationSettings
     warm_start: list[str]
     isolate: int  # launches
+    lost_after_s: float
 
     def __post_init__(self) -> None:
         _one_of("study.strategy", self.strategy, STRATEGIES)
@@ -69,6 +70,8 @@ class StudySettings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"study.{name} must be positive (or null for no limit), not {value}")
+        if not self.lost_after_s >= 2:
+            raise UsageError(f"study.lost_after_s must be 2 s or more, not {self.lost_after_s}")
         if self.isolate < 0:
             raise UsageError(f"study.isolate is a number of launches, not {self.isolate}")
         if not 0 <= self.min_gain < 1:

@@ -155,6 +155,9 @@ class Bench:
             break
         self._wait_for_gpu_memory(before, progress)
 
+    def end(self) -> None:
+        """Launches here are made one at a time, in the thread that would end them."""
+
     def server(self, config: Config, folder: pathlib.Path) -> Server:
         """The server object for a server part, not yet started, on a port that is free now."""
         settings, port = self.settings, free_port()
