@@ -82,6 +82,22 @@ class StudySettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExecutorSettings:
+    """conf/executor: where launches are made."""
+
+    kind: str = "local"
+    address: str = "auto"
+    at_once: int = 1
+    gpu_type: str | None = None
+    cpus: float = 1.0
+
+    def __post_init__(self) -> None:
+        _one_of("executor.kind", self.kind, ("local", "ray"))
+        if self.at_once < 1 or not self.cpus > 0:
+            raise UsageError("executor.at_once and executor.cpus must be positive")
+
+
+@dataclasses.dataclass(frozen=True)
 class MatrixSettings:
     """Load levels of the verb matrix; None: the space's own."""
 
@@ -109,6 +125,7 @@ class Settings:
     study: StudySettings
     matrix: MatrixSettings
     report: ReportSettings
+    executor: ExecutorSettings
     limits: Mapping[str, float]
     objective: Objective
     device: str
@@ -133,7 +150,8 @@ class Settings:
 
 SECTIONS: dict[str, type[Any]] = {
     "power": PowerSettings, "agreement": AgreementSettings, "workload": WorkloadSettings, "server": ServerSettings,
-    "study": StudySettings, "matrix": MatrixSettings, "report": ReportSettings}
+    "study": StudySettings, "matrix": MatrixSettings, "report": ReportSettings,
+    "executor": ExecutorSettings}
 DEVICES = ("auto", "cpu", "cuda")
 SCALARS = {"objective": str, "device": str, "outputs": str, "config": str, "format": str}
 

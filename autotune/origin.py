@@ -24,13 +24,15 @@ def devices(gpus: Sequence[Gpu], cpu: str) -> list[str]:
     return [f"{names.count(name)} x {name}" for name in sorted(set(names))] or [cpu]
 
 
-def identity(settings: Settings) -> dict[str, Any]:
+def identity(settings: Settings, report: Preflight | None = None) -> dict[str, Any]:
     """What must be the same for results to be comparable."""
-    gpus = visible_gpus().gpus if settings.device != "cpu" else ()
+    found = visible_gpus() if report is None else report.gpus
+    version = engine_version(settings.engine) if report is None else report.version
+    gpus = found.gpus if settings.device != "cpu" else ()
     work = settings.workload
     return {
         "space": settings.space.name, "space_digest": settings.space.digest, "engine": settings.engine.name,
-        "engine_version": engine_version(settings.engine), "model": dict(settings.space.model),
+        "engine_version": version, "model": dict(settings.space.model),
         "devices": devices(gpus, cpu_name()), "objective": settings.objective.name,
         "limits": dict(settings.limits),
         "workload": {"prompts": _content(work.prompts), "contexts": list(work.contexts),

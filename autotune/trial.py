@@ -38,6 +38,10 @@ LOG = logging.getLogger("autotune")
 Progress = Callable[[str, float], None]
 
 
+class HostLost(AutotuneError):
+    """The host of a launch is gone, and the launch with it: nothing was learned about its configuration."""
+
+
 class LiveServer:
     """A launch as the loop sees it: crashed at start, or serving."""
 
@@ -157,6 +161,10 @@ class Bench:
 
     def end(self) -> None:
         """Launches here are made one at a time, in the thread that would end them."""
+
+    def room(self) -> bool:
+        """Whether another launch could start now: the loop never asks for two at once here."""
+        return True
 
     def server(self, config: Config, folder: pathlib.Path) -> Server:
         """The server object for a server part, not yet started, on a port that is free now."""

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from autotune.history import TrialRecord, Verdict, crash_of
+from autotune.history import TrialRecord, Verdict, crash_of, read_pivots
 from autotune.records import Config, Crash, Measurement, config_key
 from autotune.search.protocol import Launch, Measured, Observation, Pivot, Stop, StopKind, Strategy
 from autotune.study import Study
-from autotune.trial import LiveServer
+from autotune.trial import HostLost
 
 
 class Watcher(Protocol):
@@ -41,11 +41,31 @@ class Noter(Protocol):
     def annotate(self, study: Study, record: TrialRecord) -> None: ...
 
 
+class Live(Protocol):
+    """A launch: crashed at its start, or serving."""
+
+    crash: Crash | None
+    launch_s: float
+    folder: pathlib.Path
+    argv: list[str]
+    env: dict[str, str]
+    resolved: dict[str, Any]
+
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def resolved_key(self) -> str | None: ...
+    def measure(self, load: Config, label: int | str) -> Measurement | Crash: ...
+
+
 class Place(Protocol):
-    """What launches are made on: this host (`trial.Bench`), or hosts that somebody else places them on."""
+    """What launches are made on: this host (`trial.Bench`), or hosts that Ray chooses (`rayhosts.RayHosts`)."""
 
     def launch(self, config: Config, folder: pathlib.Path,
-               progress: Callable[[str, float], None]) -> contextlib.AbstractContextManager[LiveServer]: ...
+               progress: Callable[[str, float], None]) -> contextlib.AbstractContextManager[Live]: ...
+
+    def room(self) -> bool:
+        """Whether another launch could start now."""
 
     def end(self) -> None:
         """End whatever runs, from another thread: nobody waits for its results any more."""
@@ -111,7 +131,7 @@ class Tuner:
             for ended in [one for one in running if one.done()]:
                 running.discard(ended)
                 ended.result()
-            step = self._begin() if len(running) < self.at_once else None
+            step = self._begin() if len(running) < self.at_once and self.bench.room() else None
             if isinstance(step, _Claim):
                 waiting = False
                 if pool is None:
@@ -128,6 +148,8 @@ class Tuner:
             elif isinstance(step, Stop):
                 self.study.set_attr("stop", {"kind": str(step.kind), "reason": step.reason})
                 return step
+            else:  # no host has room now
+                time.sleep(self.poll_s)
 
     def _begin(self) -> _Claim | Stop:
         """Hear, propose and ask in one turn. Trials of dead workers are told FAIL first, so that they come up again."""
@@ -163,6 +185,8 @@ class Tuner:
                         load = self._next_load(server) if live.alive and not self._enough() else None
                         if load is not None:
                             claim.trial = self.study.ask({**server, **load}, claim.number, reason=claim.step.reason)
+        except HostLost as lost:
+            self.watcher.note(f"launch {claim.number}: {lost}: told FAIL, will be asked again")
         finally:
             if self.at_once > 1:
                 with self._mutex:
@@ -172,10 +196,14 @@ class Tuner:
         """A launch that no strategy asked for (confirmation, isolation), measured under its load part."""
         server_part, load = self.study.space.split(config)
         step = Launch(server_part, reason, 0.0, 1.0, "confirm")
-        with self._mutex, self.study.turn():
-            claim = self._claim(step, load, reason=reason, **attrs)
-        with self._live(claim) as live:
-            return self._measure(claim, live, load, search=False)
+        while True:
+            with self._mutex, self.study.turn():
+                claim = self._claim(step, load, reason=reason, **attrs)
+            try:
+                with self._live(claim) as live:
+                    return self._measure(claim, live, load, search=False)
+            except HostLost as lost:
+                self.watcher.note(f"launch {claim.number}: {lost}: told FAIL, made again")
 
     def _enough(self) -> bool:
         return self.trials is not None and self.searched >= self.trials
@@ -195,7 +223,7 @@ class Tuner:
         return _Claim(step, load, number, self.study.ask({**step.server, **load}, number, **attrs))
 
     @contextlib.contextmanager
-    def _live(self, claim: _Claim) -> Iterator[LiveServer]:
+    def _live(self, claim: _Claim) -> Iterator[Live]:
         """The launch's server; an open trial is told FAIL when we fail."""
         label = f"launch {claim.number}: " if self.at_once > 1 else ""
         try:
@@ -207,7 +235,7 @@ class Tuner:
                 self.study.fail(claim.trial, f"{type(error).__name__}: {error}".rstrip(": "))
             raise
 
-    def _measure(self, claim: _Claim, live: LiveServer, load: Config, search: bool = True) -> TrialRecord:
+    def _measure(self, claim: _Claim, live: Live, load: Config, search: bool = True) -> TrialRecord:
         trial = claim.trial
         twin = self._twin(claim.step.server, load, live) if search else None
         outcome = live.crash or twin or live.measure(load, trial.number)
@@ -219,7 +247,7 @@ class Tuner:
         claim.done()
         return record
 
-    def _record(self, trial: Any, outcome: Measurement | Crash | TrialRecord, live: LiveServer, cost_s: float,
+    def _record(self, trial: Any, outcome: Measurement | Crash | TrialRecord, live: Live, cost_s: float,
                 launch_s: float, search: bool) -> TrialRecord:
         facts = {"server_argv": live.argv, "server_env": live.env, "resolved": live.resolved,
                  "resolved_key": live.resolved_key}
@@ -241,7 +269,7 @@ class Tuner:
         self.watcher.outcome(record)
         return record
 
-    def _twin(self, server: Config, load: Config, live: LiveServer) -> TrialRecord | None:
+    def _twin(self, server: Config, load: Config, live: Live) -> TrialRecord | None:
         """The trial of another configuration that resolved to this very server, measured under this load."""
         if live.resolved_key is None:
             return None
@@ -302,21 +330,6 @@ class Tuner:
                 with (self.folder / "pivots.jsonl").open("a") as file:
                     file.write(json.dumps(pivot.to_json()) + "\n")
                 self.watcher.pivot(pivot)
-
-
-def read_pivots(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The pivots written so far; a line cut off by a kill is left out."""
-    try:
-        lines = (folder / "pivots.jsonl").read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    pivots = []
-    for line in lines:
-        try:
-            pivots.append(json.loads(line))
-        except ValueError:
-            continue
-    return pivots
 
 
 def observation_of(study: Study, record: TrialRecord) -> Observation:

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 from autotune import journal, preflight
 from autotune.config import Settings
 from autotune.engine.leftovers import end_leftovers
-from autotune.engine.probe import Gpus
 from autotune.measure.objective import Objective
 from autotune.measure.power.meter import PowerSettings
 from autotune.origin import identity, provenance, versions
 from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError
 
 if TYPE_CHECKING:
+    from autotune.rayhosts import RayHosts
     from autotune.search.protocol import Strategy
     from autotune.study import Study
+    from autotune.trial import Bench
     from autotune.tune import Tuner
     from autotune.watch import Progress
 
@@ -69,15 +70,18 @@ def tune(settings: Settings) -> int:
     from autotune.search.protocol import StopKind
     from autotune.search.strategy import LaunchAware
 
-    report = ready_or_refuse(settings)
-    power, refused = working_power(settings, report.gpus)
-    settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
-    with own_gpus(settings, report):
-        study = open_study(settings)
+    with contextlib.ExitStack() as held:
+        hosts = held.enter_context(cluster(settings)) if settings.executor.kind == "ray" else None
+        report, power, refused = hosts.preflight() if hosts is not None else here(settings)
+        refuse(settings, report)
+        settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
+        if hosts is None:
+            held.enter_context(own_gpus(settings, report))
+        study = open_study(settings, report=report)
         study.set_attr("provenance", provenance(settings, report))
         study.set_attr("strategy", settings.study.strategy)
         with progress(settings, study, energy_text(power, refused)) as watcher:
-            tuner = make_tuner(settings, study, report, power, watcher)
+            tuner = make_tuner(settings, study, hosts or bench(settings, report, power), watcher)
             stop = tuner.run()
             watcher.note(f"stopped: {stop.reason}")
             if isinstance(tuner.strategy, LaunchAware) and (lesson := tuner.strategy.past_report()) is not None:
@@ -106,8 +110,7 @@ def worker(settings: Settings) -> int:
     from autotune import fleet
     from autotune.search.protocol import StopKind
 
-    report = ready_or_refuse(settings)
-    power, refused = working_power(settings, report.gpus)
+    report, power, refused = here(settings)
     settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
     with own_gpus(settings, report):
         study = fleet.join(lambda: open_study(settings))
@@ -118,7 +121,7 @@ def worker(settings: Settings) -> int:
             if not report.gpus.gpus and (others := fleet.neighbours(study)):
                 watcher.note(f"{others} other worker{'s' if others > 1 else ''} on this host's CPU cores: their "
                              "measurements and ours disturb each other")
-            stop = make_tuner(settings, study, report, power, watcher).run()
+            stop = make_tuner(settings, study, bench(settings, report, power), watcher).run()
     mine = [record for record in study.records() if record.attrs.get("owner") == study.owner]
     print(f"this worker made {len(mine)} of {len(study.records())} trials and stopped: {stop.reason}\n"
           f"python -m autotune tune +space={settings.space.name} with the same study.storage confirms and reports")
@@ -138,25 +141,38 @@ def progress(settings: Settings, study: Study, energy: str) -> Progress:
     return made
 
 
-def make_tuner(settings: Settings, study: Study, report: preflight.Preflight, power: PowerSettings,
-               watcher: Progress) -> Tuner:
-    """The loop of these settings on this host."""
+def make_tuner(settings: Settings, study: Study, place: Bench | RayHosts, watcher: Progress) -> Tuner:
+    """The loop of these settings, on this host or on those that Ray chooses."""
     from autotune import fleet
     from autotune.judge import judge_for
-    from autotune.trial import Bench
     from autotune.tune import Tuner
 
-    bench = Bench(settings, report.version, report.gpus, power)
-    return Tuner(study, make_strategy(settings), bench, settings.folder,
+    return Tuner(study, make_strategy(settings), place, settings.folder,
                  judge_for(settings.objective, settings.limits), watcher, Notes(settings), settings.study.trials,
-                 exchange=lambda: fleet.share_references(study, bench.gate.file))
+                 at_once=settings.executor.at_once if settings.executor.kind == "ray" else 1,
+                 exchange=lambda: fleet.share_references(study, place.gate.file))
 
 
-def working_power(settings: Settings, gpus: Gpus) -> tuple[PowerSettings, dict[str, str]]:
-    """Like `trial.working_power`, which imports more than other verbs need."""
-    from autotune import trial
+def cluster(settings: Settings) -> contextlib.AbstractContextManager[RayHosts]:
+    """The Ray cluster of these settings."""
+    from autotune.rayhosts import connected
 
-    return trial.working_power(settings, gpus)
+    return connected(settings)
+
+
+def bench(settings: Settings, report: preflight.Preflight, power: PowerSettings) -> Bench:
+    """This host."""
+    from autotune.trial import Bench
+
+    return Bench(settings, report.version, report.gpus, power)
+
+
+def here(settings: Settings) -> tuple[preflight.Preflight, PowerSettings, dict[str, str]]:
+    """(preflight, power settings, meters refused) of this host. Raises HostCannotRun."""
+    from autotune.trial import working_power
+
+    report = ready_or_refuse(settings)
+    return report, *working_power(settings, report.gpus)
 
 
 def own_gpus(settings: Settings, report: preflight.Preflight) -> contextlib.AbstractContextManager[None]:
@@ -204,10 +220,15 @@ class Notes:
 def ready_or_refuse(settings: Settings) -> preflight.Preflight:
     """Preflight; raises HostCannotRun with everything that is missing."""
     report = preflight.check(settings)
+    refuse(settings, report)
+    return report
+
+
+def refuse(settings: Settings, report: preflight.Preflight) -> None:
+    """Raises HostCannotRun with everything that is missing."""
     if report.problems:
         raise HostCannotRun(f"space {settings.space.name} cannot run here: {'; '.join(report.problems)} "
                             f"(python -m autotune check +space={settings.space.name} tells more)")
-    return report
 
 
 def objective_for(settings: Settings, energy_source: str) -> Objective:
@@ -226,24 +247,22 @@ def energy_text(power: PowerSettings, refused: Mapping[str, str]) -> str:
 def matrix(settings: Settings) -> int:
     """The concurrency x context table of one configuration on one launch."""
     from autotune import matrix as table
-    from autotune.trial import Bench
     from autotune.watch import Progress
 
-    report = ready_or_refuse(settings)
-    power, _ = working_power(settings, report.gpus)
+    report, power, _ = here(settings)
     has_study = settings.study.storage is not None or (settings.folder / "study.db").exists()
     records = open_study(settings, create=False).records() if has_study else []
     label, server = table.chosen(settings.config, settings.space, records)
-    bench = Bench(settings, report.version, report.gpus, power)
     with Progress(settings.space.baseline, "", None) as watcher:
-        rows = table.measure_all(bench, server, label, settings.folder, table.cells(settings), watcher.stage,
+        rows = table.measure_all(bench(settings, report, power), server, label, settings.folder,
+                                 table.cells(settings), watcher.stage,
                                  lambda row: table.save(settings.folder, row))
     table.show(rows)
     print(f"rows: {table.file(settings.folder)}")
     return 0
 
 
-def open_study(settings: Settings, create: bool = True) -> Study:
+def open_study(settings: Settings, create: bool = True, report: preflight.Preflight | None = None) -> Study:
     """The study of these settings; refuses to mix. Raises UsageError or AutotuneError with one line."""
     from autotune.study import Study, sqlite_url
 
@@ -252,7 +271,7 @@ def open_study(settings: Settings, create: bool = True) -> Study:
         raise UsageError(f"there is no study in {settings.folder} yet: "
                          f"run python -m autotune +space={settings.space.name} first")
     limits = sorted(settings.limits)
-    return Study.open(url, settings.study_name, settings.space, identity(settings), limits, create,
+    return Study.open(url, settings.study_name, settings.space, identity(settings, report), limits, create,
                       settings.study.lost_after_s)
 
 

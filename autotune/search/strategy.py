@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.records import Config
+from autotune.search import elsewhere, stopping
 from autotune.search import past as past_studies
-from autotune.search import stopping
 from autotune.search.causes import Culprit
 from autotune.search.crashes import CrashModel
 from autotune.search.grid import Codes, Grid
@@ -106,7 +106,7 @@ class LaunchAware:
     def propose(self) -> Launch | Stop:
         """Raises nothing; deterministic given seed, observations and pending launches."""
         memory = self.memory
-        decision = self.limits.spent(memory.launches, memory.used_s) or self._baseline()
+        decision = self.limits.spent(memory.launches + len(self._busy), memory.used_s) or self._baseline()
         if decision is None:
             self._learn()
             decision = owed(memory, self._crashes, self._busy, self._candidates) or self._search()
@@ -155,9 +155,14 @@ class LaunchAware:
 
     def _search(self) -> Launch | Stop:
         self._learn(True)
-        outlook = self._look(self._candidates(), self._beliefs, self._busy)
+        beliefs = self._expecting() if self._busy else self._beliefs
+        outlook = self._look(self._candidates(), beliefs, self._busy)
         worth, regions = review(self.grid, outlook, self._crashes, self.limits.gain)
         new = self._crashes.new(outlook.rows)
+        if self._busy:
+            baseline = self.memory.key(self.space.split(self.space.baseline)[0])
+            new, worth = elsewhere.apart(self._crashes, outlook.rows, worth, sorted(self._busy), baseline,
+                                         self.limits.gain)
         fewest = int(new[worth >= self.limits.gain].min(initial=self.grid.width))
         worth[new > max(NEW, fewest)] = 0.0
         self._decide(outlook, regions)
@@ -177,6 +182,16 @@ class LaunchAware:
                   f"{float(outlook.gain[pick]):.1%}" if doubts else self._reason(outlook, regions, pick))
         return Launch(self.grid.server(outlook.rows[pick]), reason, float(outlook.gain[pick]),
                       float(outlook.chance[pick]), "measure" if server else None)
+
+    def _expecting(self) -> list[Belief]:
+        """The beliefs of one who knows which launches are pending, and has no news of them yet."""
+        if not self._beliefs:
+            return []
+        rows = np.array(sorted(self._busy), dtype=np.int16)
+        loads = [self._usual_load(row[None]) if (planned := self._fresh.get(tuple(row.tolist()))) is None else planned
+                 for row in rows]
+        data = elsewhere.expected(self.memory.measurements(), self._beliefs[0][1], rows, loads)
+        return [(weight, self._value.fit(data, strengths)) for weight, strengths in self._strengths]
 
     def _doubts(self, outlook: Outlook, regions: Sequence[Region]) -> tuple[Outlook, Floats] | None:
         """What a sceptic would still launch who takes effects and interactions to be large; None: nothing.

@@ -48,8 +48,8 @@ def server() -> Iterator[str]:
 
     secret.write_text(PASSWORD + "\n")
     secret.chmod(0o644)
-    do(str(folder / "initdb"), "-D", str(data), "-U", USER, "--pwfile", str(secret), "-A", "scram-sha-256", "-E", "UTF8",
-       "--no-sync")
+    do(str(folder / "initdb"), "-D", str(data), "-U", USER, "--pwfile", str(secret), "-A", "scram-sha-256",
+       "-E", "UTF8", "--no-sync")
     options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={place}"
     do(str(folder / "pg_ctl"), "-D", str(data), "-l", str(place / "log"), "-o", options, "-w", "start")
     try:
