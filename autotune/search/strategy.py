@@ -22,7 +22,7 @@ from autotune.search.causes import Culprit
 from autotune.search.crashes import CrashModel
 from autotune.search.grid import Codes, Grid
 from autotune.search.loads import next_load, repeats, unfamiliar
-from autotune.search.memory import Key, Memory
+from autotune.search.memory import MANY, Key, Memory
 from autotune.search.outlook import Belief, Costs, Outlook, look
 from autotune.search.owed import BASELINE_CHANCE, owed
 from autotune.search.past import Past
@@ -40,6 +40,7 @@ CHECKS = 5  # launches that a sceptic may ask for, since the best last improved,
 CHECK_GAIN = 0.005  # the least gain that the sceptic must expect of one
 CHECK_CHANCE = 0.6  # the least chance that one comes up
 DOUBT = (0.1, 0.5, 0.3)  # the sceptic's least sd of effects, share of pairs, share under a load
+RENEWED = 0.02  # growth of a large memory upon which strengths of effects are weighed anew
 BETTER = 0.005  # gain (in logs) that counts as an improvement
 
 
@@ -65,6 +66,7 @@ class LaunchAware:
         self._told = (-1, False)
         self._known = (-1, -1, -1)
         self._strengths: list[tuple[float, Strengths]] = []
+        self._weighed = 0  # observations when the strengths were weighed
         self._beliefs: list[Belief] = []
         self._crashes = CrashModel(self.grid, self.memory.passed(), self.memory.served(), [])
         self._best: tuple[Key, int, float] | None = None
@@ -280,8 +282,11 @@ class LaunchAware:
         self._told = (memory.count, full)
         data = memory.measurements()
         if len(data.rows):
-            if full or not self._strengths:
-                self._strengths = self._value.strengths(data)
+            many = len(data.rows) >= MANY  # then one candidate is kept, and weighed anew now and then
+            if not self._strengths or (full and (not many or memory.count > (1 + RENEWED) * self._weighed)):
+                self._strengths, self._weighed = self._value.strengths(data), memory.count
+                if many:
+                    self._strengths = [(1.0, self._strengths[0][1])]
             self._beliefs = [(w, self._value.fit(data, strengths)) for w, strengths in self._strengths]
         known = (memory.passes, len(memory.failures), memory.count if full else 0)
         if self._known != known:
@@ -295,7 +300,7 @@ class LaunchAware:
 
         A mean alone would prefer lucky measurements to repeated ones.
         """
-        feasible = self.memory.feasible()
+        feasible = self.memory.leading()
         if not feasible or not self._beliefs:
             return None
         keys = list(dict.fromkeys(key for key, _ in feasible))

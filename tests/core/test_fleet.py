@@ -40,7 +40,7 @@ def workers(folder: pathlib.Path, count: int, *overrides: str, choices: dict[str
         space["baseline"][name] = values[0]
     path.write_text(yaml.safe_dump(space))
     command = [sys.executable, "-m", "autotune", verb, "--spaces", str(folder / "spaces"), "+space=t", "power=none",
-               f"outputs={folder / 'outputs'}", "objective=tokens_per_s", "study.launches=8", *overrides]
+               f"outputs={folder / 'outputs'}", "objective=tokens_per_s", "study.launches=5", *overrides]
     env = {**os.environ, "PYTHONPATH": ROOT, "COLUMNS": "200"}
     return [subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             for _ in range(count)]
@@ -48,7 +48,7 @@ def workers(folder: pathlib.Path, count: int, *overrides: str, choices: dict[str
 
 def ended(processes: list[subprocess.Popen[str]]) -> list[str]:
     """What each printed; every one must have ended well."""
-    said = [process.communicate(timeout=300)[0] for process in processes]
+    said = [process.communicate(timeout=1200)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), said
     return said
 

@@ -48,7 +48,7 @@ def test_two_workers_without_ray_measure_nothing_twice_and_tune_reports(tmp_path
 
 def test_two_workers_run_the_embedded_engine_to_the_end(tmp_path: pathlib.Path, url: str) -> None:
     command = [sys.executable, "-m", "autotune", "worker", "+space=local", f"study.storage={url}",
-               "study.name=embedded", "study.launches=5", "study.min_gain=0.05", "power=none", "objective=tokens_per_s",
+               "study.name=embedded", "study.launches=4", "study.min_gain=0.05", "power=none", "objective=tokens_per_s",
                "space.params.dp.choices=[1]", "space.params.concurrency.choices=[1,4]"]
     both = [subprocess.Popen([*command, f"outputs={tmp_path / str(n)}"], cwd=tmp_path, text=True,
                              env={**os.environ, "PYTHONPATH": ROOT}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
