@@ -63,6 +63,7 @@ class StudySettings:
     confirm: ConfirmationSettings
     warm_start: list[str]
     isolate: int  # launches
+    lost_after_s: float
 
     def __post_init__(self) -> None:
         _one_of("study.strategy", self.strategy, STRATEGIES)
@@ -72,6 +73,8 @@ class StudySettings:
                 raise UsageError(f"study.{name} must be positive (or null for no limit), not {value}")
         if self.storage_wait_s < 0:
             raise UsageError(f"study.storage_wait_s is a time in seconds, not {self.storage_wait_s}")
+        if not self.lost_after_s >= 2:
+            raise UsageError(f"study.lost_after_s must be 2 s or more, not {self.lost_after_s}")
         if self.isolate < 0:
             raise UsageError(f"study.isolate is a number of launches, not {self.isolate}")
         if not 0 <= self.min_gain < 1:
@@ -79,6 +82,22 @@ class StudySettings:
         if self.name is not None and (not self.name.strip() or set(self.name) & set("/\\\0") or
                                       self.name.startswith(".")):
             raise UsageError(f"study.name {self.name!r} must be a plain folder name")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutorSettings:
+    """conf/executor: where launches are made."""
+
+    kind: str = "local"
+    address: str = "auto"
+    at_once: int = 1
+    gpu_type: str | None = None
+    cpus: float = 1.0
+
+    def __post_init__(self) -> None:
+        _one_of("executor.kind", self.kind, ("local", "ray"))
+        if self.at_once < 1 or not self.cpus > 0:
+            raise UsageError("executor.at_once and executor.cpus must be positive")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +128,7 @@ class Settings:
     study: StudySettings
     matrix: MatrixSettings
     report: ReportSettings
+    executor: ExecutorSettings
     limits: Mapping[str, float]
     objective: Objective
     device: str
@@ -133,7 +153,8 @@ class Settings:
 
 SECTIONS: dict[str, type[Any]] = {
     "power": PowerSettings, "agreement": AgreementSettings, "workload": WorkloadSettings, "server": ServerSettings,
-    "study": StudySettings, "matrix": MatrixSettings, "report": ReportSettings}
+    "study": StudySettings, "matrix": MatrixSettings, "report": ReportSettings,
+    "executor": ExecutorSettings}
 DEVICES = ("auto", "cpu", "cuda")
 SCALARS = {"objective": str, "device": str, "outputs": str, "config": str, "format": str}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -98,3 +100,18 @@ def crash_of(attrs: Mapping[str, Any]) -> Crash:
     return Crash(attrs["crash_category"], Stage.parse(attrs["crash_stage"]), Blame(attrs["crash_blame"]),
                  attrs["crash_signature"], attrs.get("crash_excerpt", ""), attrs.get("crash_explanation", ""),
                  attrs.get("crash_next_step", ""), attrs.get("crash_exit_status"), attrs.get("crash_after_s"))
+
+
+def read_pivots(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The pivots written so far; a line cut off by a kill is left out."""
+    try:
+        lines = (folder / "pivots.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    pivots = []
+    for line in lines:
+        try:
+            pivots.append(json.loads(line))
+        except ValueError:
+            continue
+    return pivots

@@ -8,6 +8,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Iterable
 
 from autotune.redact import Redactor
 
@@ -38,11 +39,11 @@ class Quiet(logging.FileHandler):
         return
 
 
-def open_journal(folder: pathlib.Path, verbose: bool) -> pathlib.Path:
-    """Start this run's log file and return its path. Raises OSError when the folder cannot be written."""
+def open_journal(folder: pathlib.Path, verbose: bool, secrets: Iterable[str] = ()) -> pathlib.Path:
+    """Start this run's log file, free of `secrets`, and return its path. Raises OSError when it cannot be written."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     path = folder / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
-    redactor = Redactor.from_command(sys.argv, os.environ)
+    redactor = Redactor([*Redactor.from_command(sys.argv, os.environ).values, *secrets])
     for handler in list(LOG.handlers):
         LOG.removeHandler(handler)
         handler.close()

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 HIDDEN = "[redacted]"
 NAME = re.compile(
-    r"(?:^|[-_.])(?:api[-_]?key|access[-_]?key|secret|token|password|passwd|passphrase|credentials?|auth|private[-_]?key"
+    r"(?:^|[-_.]|^pg)(?:api[-_]?key|access[-_]?key|secret|token|password|passwd|passphrase|credentials?|auth|private[-_]?key"
     r"|bearer|cookie|session[-_]?key|dsn)(?:$|[-_.])|(?:^|[-_])(?:key|pat)$|[-_]pwd$", re.I)
 HARMLESS = re.compile(
     r"(?:max|min|num|new|output|input|total|draft|prefill|running|kv|cache|best|first|mask|pad|eos|bos|skip|per)[-_]?"

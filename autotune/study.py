@@ -1,97 +1,137 @@
 """The study: Optuna storage, trials asked and told, guards against mixing. The only module that writes to Optuna.
 
     study = Study.open(url, name, space, identity)
-    trial = study.ask(config, launch=7)
+    with study.turn():                                # no other worker proposes or asks meanwhile
+        trial = study.ask(config, launch=7)
     study.tell(trial, outcome, verdict, cost_s=62.0, launch_s=41.0)
 
-A crash is PRUNED with a graded constraint; FAIL means that we failed (samplers ignore FAIL).
+A crash is PRUNED with a graded constraint; FAIL means that we failed (samplers ignore FAIL). Several workers may share
+a study: running trials carry their owner and a heartbeat, and those of dead workers are told FAIL by the living.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from autotune.engine.leftovers import boot_id, start_time
+from autotune.heartbeat import Heartbeat
 from autotune.history import TrialRecord, Verdict, crash_attrs, measurement_attrs, severity
 from autotune.patience import patient
 from autotune.records import AutotuneError, Config, Crash, Measurement, UsageError, Value
 from autotune.space import Param, Space
+from autotune.storage import hidden, open_storage
+from autotune.turns import Turns
 
 if TYPE_CHECKING:
     import optuna
 
+LOST_AFTER_S = 120.0
+SCHEMA = "autotune: the tables of a storage"
+
+
+class Mixed(UsageError):
+    """A study was made under other conditions; `different` maps what differs to (then, now)."""
+
+    def __init__(self, name: str, different: Mapping[str, tuple[Any, Any]]) -> None:
+        self.name, self.different = name, different
+        told = "; ".join(f"{key} was {_short(then)}, now {_short(now)}" for key, (then, now) in different.items())
+        super().__init__(f"study {name} was made with other conditions ({told}): "
+                         "results would not be comparable; choose another name with study.name=NAME")
+
 
 class Study:
-    def __init__(self, inner: optuna.Study, plan: dict[str, Value], space: Space, limits: Sequence[str]) -> None:
-        self.inner, self.plan, self.space, self.owner = inner, plan, space, owner_id()
+    def __init__(self, inner: optuna.Study, space: Space, limits: Sequence[str], turns: Turns) -> None:
+        self.inner, self.space, self.turns, self.owner = inner, space, turns, owner_id()
         self.constraints = ("crash", "invalid", *limits)
+        self._heartbeat = Heartbeat(inner._storage)
+        self._ended: dict[int, TrialRecord] = {}
 
     @classmethod
     def open(cls, url: str, name: str, space: Space, identity: Mapping[str, Any], limits: Sequence[str] = (),
-             create: bool = True, wait_s: float = 0.0) -> Study:
-        """Open or create the study `name` in the storage `url`.
+             create: bool = True, lost_after_s: float = LOST_AFTER_S, wait_s: float = 0.0) -> Study:
+        """Open or create the study `name` in the storage `url`. A worker silent for `lost_after_s` counts as dead.
 
-        Raises UsageError when a study of another identity has this name, or when it does not exist and
-        `create` is False (to read, only the space must be the same); AutotuneError when the storage cannot
+        Raises Mixed (a UsageError) when a study of another identity has this name, UsageError when it does not exist
+        and `create` is False (to read, only the space must be the same); AutotuneError when the storage cannot
         be reached. Later on a storage that does not answer is asked again for `wait_s` seconds.
         """
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        turns = Turns(url, f"autotune: study {name}")
         try:
-            storage = patient(optuna.storages.RDBStorage(url, engine_kwargs=_engine_options(url)), wait_s)
-            names = optuna.study.get_all_study_names(storage)
-            if name not in names and not create:
+            with Turns(url, SCHEMA).turn() if create else contextlib.nullcontext():
+                storage = patient(open_storage(url, lost_after_s), wait_s)
+            if name not in optuna.study.get_all_study_names(storage) and not create:
                 raise UsageError(f"there is no study {name} yet: run python -m autotune +space={space.name} first")
-            plan: dict[str, Value] = {}
-            inner = optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True,
-                                        sampler=_planned_sampler(plan), pruner=optuna.pruners.NopPruner())
-            study = cls(inner, plan, space, limits)
-            study._guard(identity if create else {k: v for k, v in identity.items() if k == "space_digest"})
-        except (UsageError, AutotuneError):
+            with turns.turn() if create else contextlib.nullcontext():
+                inner = optuna.create_study(
+                    study_name=name, storage=storage, direction="maximize", load_if_exists=True,
+                    sampler=optuna.samplers.RandomSampler(), pruner=optuna.pruners.NopPruner())
+                study = cls(inner, space, limits, turns)
+                study._guard(identity if create else {k: v for k, v in identity.items() if k == "space_digest"})
+        except AutotuneError:
             raise
         except Exception as error:  # SQLAlchemy and its drivers share no base class of their own
             line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-            raise AutotuneError(f"cannot open the study storage {_without_password(url)}: "
+            raise AutotuneError(f"cannot open the study storage {hidden(url)}: "
                                 f"{type(error).__name__}: {line[:200]}") from error
         return study
 
+    def turn(self) -> contextlib.AbstractContextManager[None]:
+        """While it lasts, no other worker of the study proposes, asks, or clears up."""
+        return self.turns.turn()
+
     def clear_dead(self) -> list[int]:
-        """Tell FAIL to trials left RUNNING by a tuner of this host that no longer lives; returns their numbers."""
+        """Tell FAIL to running trials whose worker no longer lives; returns their numbers.
+
+        A process of this host is looked up; of one elsewhere the trial's heartbeat tells.
+        """
+        import optuna
         from optuna.trial import TrialState
 
         dead = []
-        for trial in self.inner.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            owner = trial.user_attrs.get("owner", "")
-            if owner == self.owner or owner_alive(owner):
-                continue
-            self.inner._storage.set_trial_user_attr(trial._trial_id, "fail_reason", "the tuner died")
-            self.inner.tell(trial.number, state=TrialState.FAIL)
-            dead.append(trial.number)
+        with self.turn():
+            running = self.inner.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            others = [t for t in running if t.user_attrs.get("owner") != self.owner]
+            silent = self._heartbeat.silent(self.inner._study_id) if others else set()
+            for trial in others:
+                here = is_here(owner := trial.user_attrs.get("owner", ""))
+                if owner_alive(owner) if here else trial._trial_id not in silent:
+                    continue
+                with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError, ValueError):  # ended by itself
+                    self.inner._storage.set_trial_user_attr(trial._trial_id, "fail_reason", "the tuner died")
+                    self.inner.tell(trial.number, state=TrialState.FAIL)
+                    dead.append(trial.number)
         return dead
 
     def ask(self, config: Config, launch: int, **attrs: Any) -> optuna.Trial:
-        """A new trial for exactly `config`, every parameter suggested, owned by this process."""
-        self.plan.clear()
-        self.plan.update(config)
-        trial = self.inner.ask()
-        trial.set_user_attr("owner", self.owner)
-        trial.set_user_attr("launch_id", launch)
-        for name, value in attrs.items():
-            trial.set_user_attr(name, value)
-        for param in self.space.params:
-            if param.name in config:
-                suggest(trial, param)
-        return trial
+        """A new trial for exactly `config`, owned by this process; others see it with all of this or not at all."""
+        import optuna
+
+        params = {param.name: config[param.name] for param in self.space.params if param.name in config}
+        made = optuna.trial.create_trial(
+            state=optuna.trial.TrialState.RUNNING, params=params,
+            distributions={param.name: distribution(param) for param in self.space.params if param.name in config},
+            user_attrs={"owner": self.owner, "launch_id": launch, **attrs})
+        with self.turn():
+            trial_id = self.inner._storage.create_new_trial(self.inner._study_id, template_trial=made)
+            self._heartbeat.add(trial_id)
+        return optuna.Trial(self.inner, trial_id)
 
     def tell(self, trial: optuna.Trial, outcome: Measurement | Crash, verdict: Verdict | None, *, cost_s: float,
-             launch_s: float, **attrs: Any) -> None:
-        """Record an outcome: attributes, constraints (same keys on every trial), value or PRUNED."""
+             launch_s: float, **attrs: Any) -> bool:
+        """Record an outcome: attributes, constraints (same keys on every trial), value or PRUNED.
+
+        False: the trial was told FAIL meanwhile, by a worker that took this one to be dead; the outcome is dropped.
+        """
         from optuna.trial import TrialState
 
         flat = crash_attrs(outcome) if isinstance(outcome, Crash) else measurement_attrs(outcome)
@@ -100,45 +140,66 @@ class Study:
                      "limit_ratios": dict(verdict.ratios), "invalid_reasons": list(verdict.reasons)}
         else:
             flat |= {"feasible": False}
-        for name, value in {**flat, **attrs, "cost_s": round(cost_s, 3), "launch_s": round(launch_s, 3)}.items():
-            if value is not None:
-                trial.set_user_attr(name, value)
         crash = severity(outcome) if isinstance(outcome, Crash) else 0.0
         invalid = 1.0 if verdict is not None and (verdict.reasons or verdict.value is None) else 0.0
+        constraints = {}
         for key in self.constraints:
             ratio = verdict.ratios.get(key, 1.0) - 1 if verdict is not None else 0.0
-            trial.set_constraint(key, {"crash": crash, "invalid": invalid}.get(key, ratio))
+            constraints[key] = {"crash": crash, "invalid": invalid}.get(key, ratio)
+        told = {**flat, **attrs, "cost_s": round(cost_s, 3), "launch_s": round(launch_s, 3)}
         if verdict is None or verdict.value is None:
-            self.inner.tell(trial, state=TrialState.PRUNED)
-        else:
-            self.inner.tell(trial, verdict.value)
+            return self._end(trial, told, constraints, None, TrialState.PRUNED)
+        return self._end(trial, told, constraints, verdict.value)
 
-    def copy(self, trial: optuna.Trial, source: TrialRecord, *, cost_s: float, launch_s: float, **attrs: Any) -> None:
-        """Record for `trial` what `source`, another configuration of the very same server, was measured at."""
+    def copy(self, trial: optuna.Trial, source: TrialRecord, *, cost_s: float, launch_s: float, **attrs: Any) -> bool:
+        """Record for `trial` what `source`, another configuration of the very same server, was measured at.
+
+        False: like `tell`.
+        """
         own = {"owner", "launch_id", "reason", "cost_s", "launch_s", *attrs}
         taken = {name: value for name, value in source.attrs.items() if name not in own}
-        for name, value in {**taken, **attrs, "same_as": source.number, "cost_s": round(cost_s, 3),
-                            "launch_s": round(launch_s, 3)}.items():
-            if value is not None:
-                trial.set_user_attr(name, value)
-        for key, value in self.inner.trials[source.number].constraints.items():
-            trial.set_constraint(key, value)
-        self.inner.tell(trial, source.value)
+        told = {**taken, **attrs, "same_as": source.number, "cost_s": round(cost_s, 3), "launch_s": round(launch_s, 3)}
+        constraints = self.inner.get_trials(deepcopy=False)[source.number].constraints
+        return self._end(trial, told, constraints, source.value)
 
-    def fail(self, trial: optuna.Trial, why: str) -> None:
+    def fail(self, trial: optuna.Trial, why: str) -> bool:
         """Our own fault, or an interruption: nothing was learned about the configuration."""
         from optuna.trial import TrialState
 
-        trial.set_user_attr("fail_reason", why)
-        self.inner.tell(trial, state=TrialState.FAIL)
+        return self._end(trial, {"fail_reason": why}, {}, None, TrialState.FAIL)
+
+    def _end(self, trial: optuna.Trial, attrs: Mapping[str, Any], constraints: Mapping[str, float],
+             value: float | None, state: optuna.trial.TrialState | None = None) -> bool:
+        import optuna
+
+        try:
+            for name, attr in attrs.items():
+                if attr is not None:
+                    trial.set_user_attr(name, attr)
+            for key, constraint in constraints.items():
+                trial.set_constraint(key, constraint)
+            self.inner.tell(trial, value, state=state)
+        except optuna.exceptions.UpdateFinishedTrialError:
+            return False
+        finally:
+            self._heartbeat.remove(trial._trial_id)
+        return True
 
     def records(self) -> list[TrialRecord]:
-        """Every trial, oldest first."""
-        return [record_of(t) for t in self.inner.get_trials(deepcopy=False)]
+        """Every trial, oldest first. Of ended ones the same objects every time."""
+        return [self._record(t) for t in self.inner.get_trials(deepcopy=False)]
 
     def record(self, number: int) -> TrialRecord:
         """One trial by its number."""
-        return record_of(self.inner.get_trials(deepcopy=False)[number])
+        return self._record(self.inner.get_trials(deepcopy=False)[number])
+
+    def _record(self, trial: optuna.trial.FrozenTrial) -> TrialRecord:
+        kept = self._ended.get(trial.number)
+        if kept is None:
+            kept = record_of(trial)
+            if trial.state.is_finished():
+                self._ended[trial.number] = kept
+        return kept
 
     def attrs(self) -> dict[str, Any]:
         """The study's own attributes."""
@@ -153,11 +214,9 @@ class Study:
         if stored is None:
             self.inner.set_user_attr("identity", plain)
             return
-        different = [key for key in plain if stored.get(key) != plain[key]]
+        different = {key: (stored.get(key), now) for key, now in plain.items() if not _same(stored.get(key), now)}
         if different:
-            told = "; ".join(f"{key} was {_short(stored.get(key))}, now {_short(plain[key])}" for key in different)
-            raise UsageError(f"study {self.inner.study_name} was made with other conditions ({told}): "
-                             "results would not be comparable; choose another name with study.name=NAME")
+            raise Mixed(self.inner.study_name, different)
 
 
 def sqlite_url(folder: pathlib.Path) -> str:
@@ -167,43 +226,45 @@ def sqlite_url(folder: pathlib.Path) -> str:
 
 def owner_id() -> str:
     """host|boot|pid|start time: recognises this process, also after its pid is used again."""
-    return f"{socket.gethostname()}|{boot_id()}|{os.getpid()}|{start_time(os.getpid())}"
+    return f"{_host()}|{boot_id()}|{os.getpid()}|{start_time(os.getpid())}"
 
 
 def owner_alive(owner: str) -> bool:
     """Whether an owner lives; owners on other hosts are taken to live."""
-    here = owner_id().split("|")
     parts = owner.split("|")
-    if len(parts) != 4 or parts[0] != here[0]:
+    if not is_here(owner):
         return len(parts) == 4
-    return parts[1] == here[1] and start_time(int(parts[2])) == parts[3]
+    return parts[1] == boot_id() and start_time(int(parts[2])) == parts[3]
 
 
-def _planned_sampler(plan: Mapping[str, Value]) -> optuna.samplers.BaseSampler:
-    """A sampler that returns the planned value of each parameter: strategies decide, Optuna records."""
-    import optuna
+def is_here(owner: str) -> bool:
+    """Whether an owner's process would be found on this host."""
+    return owner.count("|") == 3 and owner.split("|")[0] == _host()
 
-    class Planned(optuna.samplers.BaseSampler):
-        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
-            return {}
 
-        def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
-            return {}
+def _host() -> str:
+    """This host, and which of its containers: process ids of another one mean nothing here."""
+    try:
+        space = os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    except OSError:
+        space = ""
+    return f"{socket.gethostname()}/{space}"
 
-        def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
-            return plan[param_name]
 
-    return Planned()
+def distribution(param: Param) -> optuna.distributions.BaseDistribution:
+    """A parameter's choices as Optuna knows them."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if param.step is None or len(param.choices) < 2:
+        return CategoricalDistribution(list(param.choices))
+    if all(isinstance(c, int) for c in param.choices):
+        return IntDistribution(int(param.choices[0]), int(param.choices[-1]), step=int(param.step))
+    return FloatDistribution(float(param.choices[0]), float(param.choices[-1]), step=param.step)
 
 
 def suggest(trial: optuna.Trial, param: Param) -> Value:
     """Have a trial's sampler choose one of a parameter's choices."""
-    if param.step is None or len(param.choices) < 2:
-        chosen: Any = trial.suggest_categorical(param.name, list(param.choices))
-        return cast(Value, chosen)
-    if all(isinstance(c, int) for c in param.choices):
-        return trial.suggest_int(param.name, int(param.choices[0]), int(param.choices[-1]), step=int(param.step))
-    return trial.suggest_float(param.name, float(param.choices[0]), float(param.choices[-1]), step=param.step)
+    return cast(Value, trial._suggest(param.name, distribution(param)))
 
 
 def record_of(trial: optuna.trial.FrozenTrial) -> TrialRecord:
@@ -213,14 +274,12 @@ def record_of(trial: optuna.trial.FrozenTrial) -> TrialRecord:
                        trial.datetime_start, trial.datetime_complete)
 
 
-def _engine_options(url: str) -> dict[str, Any]:
-    return {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-
-
-def _without_password(url: str) -> str:
-    from autotune.redact import Redactor
-
-    return Redactor().text(url)
+def _same(then: Any, now: Any) -> bool:
+    """Whether a condition is the one that a study was made under (early studies kept the GPUs one by one)."""
+    if isinstance(then, list) and isinstance(now, list) and now and " x " in str(now[0]):
+        plain = [re.sub(r" [0-9a-f]{8}$", "", str(one)) for one in then]
+        then = [f"{plain.count(name)} x {name}" for name in sorted(set(plain))] if plain != then else then
+    return bool(then == now)
 
 
 def _short(value: Any) -> str:

@@ -51,6 +51,10 @@ LOG = logging.getLogger("autotune")
 Progress = Callable[[str, float], None]
 
 
+class HostLost(AutotuneError):
+    """The host of a launch is gone, and the launch with it: nothing was learned about its configuration."""
+
+
 class LiveServer:
     """A launch as the loop sees it: crashed at start, or serving."""
 
@@ -205,14 +209,7 @@ class Bench:
 
     def check_room(self, folder: pathlib.Path) -> None:
         """Raises HostCannotRun when the disk of `folder` has no room for what a launch writes."""
-        while not folder.exists():
-            folder = folder.parent
-        free, server = free_mib(folder), self.settings.server
-        if free < server.disk_free_mib + server.log_limit_mib:
-            raise HostCannotRun(
-                f"only {free:.0f} MiB are free on the disk of {folder}, and a launch may need "
-                f"{server.disk_free_mib + server.log_limit_mib:.0f}: make room and run the same command, the study is "
-                "kept (server.disk_free_mib and server.log_limit_mib say how much)")
+        check_room(self.settings, folder)
 
     @staticmethod
     def _again(server: Server, crash: Crash) -> str:
@@ -221,6 +218,12 @@ class Bench:
             return f"port {server.port} was taken"
         lost_s = server.awake.lost_s(server.started)
         return f"the machine slept for {lost_s:.0f} s" if lost_s else ""
+    def end(self) -> None:
+        """Launches here are made one at a time, in the thread that would end them."""
+
+    def room(self) -> bool:
+        """Whether another launch could start now: the loop never asks for two at once here."""
+        return True
 
     def server(self, config: Config, folder: pathlib.Path) -> Server:
         """The server object for a server part, not yet started, on a port that is free now."""
@@ -262,3 +265,15 @@ def working_power(settings: Settings, gpus: Gpus) -> tuple[PowerSettings, dict[s
     uuids = () if settings.device == "cpu" else tuple(g.uuid for g in gpus.gpus[:1])
     meter, refused = open_meter(settings.power, Powered(os.getpid(), uuids))
     return dataclasses.replace(settings.power, source=meter.source), refused
+
+
+def check_room(settings: Settings, folder: pathlib.Path) -> None:
+    """Raises HostCannotRun when the disk of `folder` has no room for what a launch writes."""
+    while not folder.exists():
+        folder = folder.parent
+    free, server = free_mib(folder), settings.server
+    if free < server.disk_free_mib + server.log_limit_mib:
+        raise HostCannotRun(
+            f"only {free:.0f} MiB are free on the disk of {folder}, and a launch may need "
+            f"{server.disk_free_mib + server.log_limit_mib:.0f}: make room and run the same command, the study is "
+            "kept (server.disk_free_mib and server.log_limit_mib say how much)")

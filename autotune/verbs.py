@@ -9,22 +9,27 @@ import fcntl
 import logging
 import os
 import pathlib
-import platform
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune import journal, preflight
 from autotune.config import Settings
 from autotune.engine import gpulock
 from autotune.engine.leftovers import end_leftovers
-from autotune.engine.probe import cpu_name, engine_version, visible_gpus
+from autotune.engine.probe import visible_gpus
 from autotune.measure.objective import Objective
 from autotune.measure.power.meter import PowerSettings
-from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError, digest
+from autotune.origin import identity, provenance, versions
+from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError
 
 if TYPE_CHECKING:
+    from autotune.rayhosts import RayHosts
     from autotune.search.protocol import Strategy
+    from autotune.study import Study
+    from autotune.trial import Bench
+    from autotune.tune import Tuner
+    from autotune.watch import Progress
 
 LOG = logging.getLogger("autotune")
 
@@ -33,9 +38,9 @@ def run(verb: str, settings: Settings, verbose: bool) -> int:
     """Do one verb; returns its exit code."""
     if verb == "check":
         return check(settings)
-    if verb in ("tune", "matrix"):
-        with prepared(settings, verbose):
-            return tune(settings) if verb == "tune" else matrix(settings)
+    if verb in ("tune", "matrix", "worker"):
+        with prepared(settings, verbose, alone=verb != "worker"):
+            return {"tune": tune, "matrix": matrix, "worker": worker}[verb](settings)
     if verb == "report":
         from autotune.review.report import report
 
@@ -49,7 +54,7 @@ def run(verb: str, settings: Settings, verbose: bool) -> int:
         from autotune.review.dashboard import dashboard
 
         return dashboard(settings, open_study(settings, create=False))
-    raise UsageError(f"the verb {verb} comes later")
+    raise UsageError(f"{verb} is no verb")
 
 
 def check(settings: Settings) -> int:
@@ -63,43 +68,33 @@ def tune(settings: Settings) -> int:
     """Run or resume the study, then report and export."""
     from autotune import bugs
     from autotune.confirm import confirm
-    from autotune.judge import judge_for
     from autotune.review.export import export
     from autotune.review.report import report as tell
     from autotune.search.protocol import StopKind
     from autotune.search.strategy import LaunchAware
-    from autotune.trial import Bench, working_power
-    from autotune.tune import Tuner
-    from autotune.watch import Progress
 
-    report = ready_or_refuse(settings)
-    power, refused = working_power(settings, report.gpus)
-    settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
-    study = open_study(settings)
-    study.set_attr("provenance", provenance(settings, report))
-    study.set_attr("strategy", settings.study.strategy)
-    past = study.records()
-    bench = Bench(settings, report.version, report.gpus, power)
-    unit = settings.objective.unit
-    with Progress(settings.space.baseline, unit, settings.study.launches, past=past) as watcher:
-        watcher.note(f"study {settings.study_name}: {len(past)} trials so far, objective "
-                     f"{settings.objective.name.replace('_', ' ')}, energy from {energy_text(power, refused)}")
-        for trial in study.clear_dead():
-            watcher.note(f"trial {trial} was left running by a tuner that died: told FAIL, will be asked again")
-        strategy = make_strategy(settings)
-        tuner = Tuner(study, strategy, bench, settings.folder,
-                      judge_for(settings.objective, settings.limits), watcher, Notes(settings),
-                      settings.study.trials)
-        stop = tuner.run()
-        watcher.note(f"stopped: {stop.reason}")
-        if isinstance(strategy, LaunchAware) and (lesson := strategy.past_report()) is not None:
-            study.set_attr("warm_start", lesson)
-            watcher.note(lesson)
-        bugs.isolate(tuner, settings.study.isolate)
-        if settings.study.confirm.finalists:
-            decision = confirm(tuner, settings.study.confirm)
-            if decision is not None:
-                watcher.note(f"confirmation: {decision.state.replace('_', ' ')}: {decision.reason}")
+    with contextlib.ExitStack() as held:
+        hosts = held.enter_context(cluster(settings)) if settings.executor.kind == "ray" else None
+        report, power, refused = hosts.preflight() if hosts is not None else here(settings)
+        refuse(settings, report)
+        settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
+        if hosts is None:
+            held.enter_context(own_gpus(settings, report))
+        study = open_study(settings, report=report)
+        study.set_attr("provenance", provenance(settings, report))
+        study.set_attr("strategy", settings.study.strategy)
+        with progress(settings, study, energy_text(power, refused)) as watcher:
+            tuner = make_tuner(settings, study, hosts or bench(settings, report, power), watcher)
+            stop = tuner.run()
+            watcher.note(f"stopped: {stop.reason}")
+            if isinstance(tuner.strategy, LaunchAware) and (lesson := tuner.strategy.past_report()) is not None:
+                study.set_attr("warm_start", lesson)
+                watcher.note(lesson)
+            bugs.isolate(tuner, settings.study.isolate)
+            if settings.study.confirm.finalists:
+                decision = confirm(tuner, settings.study.confirm)
+                if decision is not None:
+                    watcher.note(f"confirmation: {decision.state.replace('_', ' ')}: {decision.reason}")
     tell(settings, study)
     for path in bugs.write(settings.folder, settings.space, study.records(), versions(study.attrs()["provenance"])):
         print(f"bug report: {path}")
@@ -111,6 +106,83 @@ def tune(settings: Settings) -> int:
         print(f"autotune: {nothing}", file=sys.stderr)
         return nothing.exit_code
     return 0
+
+
+def worker(settings: Settings) -> int:
+    """Search along with the others on a study, until nothing is left to launch. `tune` confirms and reports."""
+    from autotune import fleet
+    from autotune.search.protocol import StopKind
+
+    report, power, refused = here(settings)
+    settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
+    with own_gpus(settings, report):
+        study = fleet.join(lambda: open_study(settings))
+        for name, value in (("provenance", provenance(settings, report)), ("strategy", settings.study.strategy)):
+            if name not in study.attrs():
+                study.set_attr(name, value)
+        with progress(settings, study, energy_text(power, refused)) as watcher:
+            if not report.gpus.gpus and (others := fleet.neighbours(study)):
+                watcher.note(f"{others} other worker{'s' if others > 1 else ''} on this host's CPU cores: their "
+                             "measurements and ours disturb each other")
+            stop = make_tuner(settings, study, bench(settings, report, power), watcher).run()
+    mine = [record for record in study.records() if record.attrs.get("owner") == study.owner]
+    print(f"this worker made {len(mine)} of {len(study.records())} trials and stopped: {stop.reason}\n"
+          f"python -m autotune tune +space={settings.space.name} with the same study.storage confirms and reports")
+    if stop.kind is StopKind.HOST:
+        raise HostCannotRun(stop.reason)
+    return 0
+
+
+def progress(settings: Settings, study: Study, energy: str) -> Progress:
+    """Who tells of the study's progress, from the trials that it has on."""
+    from autotune.watch import Progress
+
+    past = study.records()
+    made = Progress(settings.space.baseline, settings.objective.unit, settings.study.launches, past=past)
+    made.note(f"study {settings.study_name}: {len(past)} trials so far, objective "
+              f"{settings.objective.name.replace('_', ' ')}, energy from {energy}")
+    return made
+
+
+def make_tuner(settings: Settings, study: Study, place: Bench | RayHosts, watcher: Progress) -> Tuner:
+    """The loop of these settings, on this host or on those that Ray chooses."""
+    from autotune import fleet
+    from autotune.judge import judge_for
+    from autotune.tune import Tuner
+
+    return Tuner(study, make_strategy(settings), place, settings.folder,
+                 judge_for(settings.objective, settings.limits), watcher, Notes(settings), settings.study.trials,
+                 at_once=settings.executor.at_once if settings.executor.kind == "ray" else 1,
+                 exchange=lambda: fleet.share_references(study, place.gate.file))
+
+
+def cluster(settings: Settings) -> contextlib.AbstractContextManager[RayHosts]:
+    """The Ray cluster of these settings."""
+    from autotune.rayhosts import connected
+
+    return connected(settings)
+
+
+def bench(settings: Settings, report: preflight.Preflight, power: PowerSettings) -> Bench:
+    """This host."""
+    from autotune.trial import Bench
+
+    return Bench(settings, report.version, report.gpus, power)
+
+
+def here(settings: Settings) -> tuple[preflight.Preflight, PowerSettings, dict[str, str]]:
+    """(preflight, power settings, meters refused) of this host. Raises HostCannotRun."""
+    from autotune.trial import working_power
+
+    report = ready_or_refuse(settings)
+    return report, *working_power(settings, report.gpus)
+
+
+def own_gpus(settings: Settings, report: preflight.Preflight) -> contextlib.AbstractContextManager[None]:
+    """Hold this host's GPUs against other workers of the study."""
+    from autotune import fleet
+
+    return fleet.own_gpus(settings.folder, () if settings.device == "cpu" else report.gpus.gpus)
 
 
 def make_strategy(settings: Settings) -> Strategy:
@@ -151,10 +223,15 @@ class Notes:
 def ready_or_refuse(settings: Settings) -> preflight.Preflight:
     """Preflight; raises HostCannotRun with everything that is missing."""
     report = preflight.check(settings)
+    refuse(settings, report)
+    return report
+
+
+def refuse(settings: Settings, report: preflight.Preflight) -> None:
+    """Raises HostCannotRun with everything that is missing."""
     if report.problems:
         raise HostCannotRun(f"space {settings.space.name} cannot run here: {'; '.join(report.problems)} "
                             f"(python -m autotune check +space={settings.space.name} tells more)")
-    return report
 
 
 def objective_for(settings: Settings, energy_source: str) -> Objective:
@@ -173,24 +250,22 @@ def energy_text(power: PowerSettings, refused: Mapping[str, str]) -> str:
 def matrix(settings: Settings) -> int:
     """The concurrency x context table of one configuration on one launch."""
     from autotune import matrix as table
-    from autotune.trial import Bench, working_power
     from autotune.watch import Progress
 
-    report = ready_or_refuse(settings)
-    power, _ = working_power(settings, report.gpus)
+    report, power, _ = here(settings)
     has_study = settings.study.storage is not None or (settings.folder / "study.db").exists()
     records = open_study(settings, create=False).records() if has_study else []
     label, server = table.chosen(settings.config, settings.space, records)
-    bench = Bench(settings, report.version, report.gpus, power)
     with Progress(settings.space.baseline, "", None) as watcher:
-        rows = table.measure_all(bench, server, label, settings.folder, table.cells(settings), watcher.stage,
+        rows = table.measure_all(bench(settings, report, power), server, label, settings.folder,
+                                 table.cells(settings), watcher.stage,
                                  lambda row: table.save(settings.folder, row))
     table.show(rows)
     print(f"rows: {table.file(settings.folder)}")
     return 0
 
 
-def open_study(settings: Settings, create: bool = True) -> Any:
+def open_study(settings: Settings, create: bool = True, report: preflight.Preflight | None = None) -> Study:
     """The study of these settings; refuses to mix. Raises UsageError or AutotuneError with one line."""
     from autotune.study import Study, sqlite_url
 
@@ -199,80 +274,35 @@ def open_study(settings: Settings, create: bool = True) -> Any:
         raise UsageError(f"there is no study in {settings.folder} yet: "
                          f"run python -m autotune +space={settings.space.name} first")
     limits = sorted(settings.limits)
-    return Study.open(url, settings.study_name, settings.space, identity(settings), limits, create,
-                      settings.study.storage_wait_s)
-
-
-def identity(settings: Settings) -> dict[str, Any]:
-    """What must be the same for results to be comparable."""
-    gpus = visible_gpus().gpus if settings.device != "cpu" else ()
-    work = settings.workload
-    return {
-        "space": settings.space.name, "space_digest": settings.space.digest, "engine": settings.engine.name,
-        "engine_version": engine_version(settings.engine), "model": dict(settings.space.model),
-        "devices": [g.hashed for g in gpus] or [cpu_name()], "objective": settings.objective.name,
-        "limits": dict(settings.limits),
-        "workload": {"prompts": _content(work.prompts), "contexts": list(work.contexts),
-                     "output_tokens": work.output_tokens, "spread": work.spread, "temperature": work.temperature,
-                     "shared_prefix": work.shared_prefix, "rate_per_s": work.rate_per_s},
-    }
-
-
-def provenance(settings: Settings, report: preflight.Preflight) -> dict[str, Any]:
-    """Where a study comes from: versions, host, command."""
-    import importlib.metadata
-    import shlex
-    import time
-
-    import autotune
-    from autotune.redact import Redactor
-
-    packages = {}
-    for name in ("optuna", "hydra-core", "torch", "httpx", "nvidia-ml-py", settings.engine.package):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            packages[str(name)] = importlib.metadata.version(str(name))
-    command = ["python", "-m", "autotune", "tune", *settings.overrides]
-    return {"autotune": autotune.__version__, "python": platform.python_version(), "packages": packages,
-            "engine_version": report.version, "driver": report.gpus.driver, "cpu": cpu_name(),
-            "gpu": [g.hashed for g in report.gpus.gpus], "kernel": platform.release(),
-            "command": shlex.join(Redactor().argv(command)),
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-
-
-def versions(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """What a bug report lists of where the study ran."""
-    shown = {"autotune": provenance["autotune"], "python": provenance["python"], **provenance["packages"],
-             "engine": provenance["engine_version"], "driver": provenance["driver"], "kernel": provenance["kernel"],
-             "GPUs": len(provenance["gpu"]) or None, "CPU": provenance["cpu"]}
-    return {name: str(value) for name, value in shown.items() if value}
+    return Study.open(url, settings.study_name, settings.space, identity(settings, report), limits, create,
+                      settings.study.lost_after_s, settings.study.storage_wait_s)
 
 
 @contextlib.contextmanager
-def prepared(settings: Settings, verbose: bool) -> Iterator[None]:
-    """The study's folder: made, locked for this process, logged to, and rid of what a dead tuner left running."""
+def prepared(settings: Settings, verbose: bool, alone: bool = True) -> Iterator[None]:
+    """The study's folder: made, logged to, and rid of what a dead tuner left running.
+
+    alone: locked for this process, except against workers.
+    """
+    from autotune.storage import passwords
+
     folder = settings.folder
     try:
         (folder / "launches").mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("a+")
-        journal.open_journal(folder, verbose)
+        lock = (folder / "lock").open("a+") if alone else contextlib.nullcontext()
+        journal.open_journal(folder, verbose, passwords([settings.study.storage, *settings.study.warm_start]))
     except OSError as error:
         raise AutotuneError(f"cannot write in {folder}: {error.strerror or error} (outputs=DIR chooses another place)"
                             ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            raise AutotuneError(f"another autotune (pid {lock.read().strip() or 'unknown'}) runs this study; "
-                                "use the verb worker to join it, or study.name=NAME for one of your own") from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
+    with lock as file:
+        if file is not None:
+            _lock(file)
         for ended in end_leftovers(folder):
             print(f"autotune: ended {ended.processes} process(es) that launch {ended.launch} of a dead tuner "
                   "left running", file=sys.stderr)
         try:
-            with gpulock.locked(visible_gpus().gpus if settings.device != "cpu" else ()):
+            here = settings.device != "cpu" and settings.executor.kind == "local"
+            with gpulock.locked(visible_gpus().gpus if here else ()):
                 yield
         except AutotuneError as error:
             LOG.error("%s", error)
@@ -286,10 +316,14 @@ def prepared(settings: Settings, verbose: bool) -> Iterator[None]:
                                 "the study is kept and can be resumed") from error
 
 
-def _content(prompts: str | None) -> str | None:
-    if prompts is None:
-        return None
+def _lock(file: TextIO) -> None:
+    """Raises AutotuneError when another process has it."""
     try:
-        return digest(pathlib.Path(prompts).read_text(encoding="utf-8", errors="replace"))
-    except OSError as error:
-        raise UsageError(f"workload.prompts: {prompts} cannot be read: {error.strerror}") from error
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        raise AutotuneError(f"another autotune (pid {file.read().strip() or 'unknown'}) runs this study; "
+                            "use the verb worker to join it, or study.name=NAME for one of your own") from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()

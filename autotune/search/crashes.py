@@ -22,6 +22,8 @@ PRIOR_WEIGHT = 20.0  # tested choices that the belief in RATE counts for
 ELSE = 0.02  # that a new configuration crashes for no reason among these
 UNSEEN_LOAD = 0.03  # that a load part which nothing was yet measured under ends a server
 SEEN_LOAD = 0.005
+MANY_PASSES, AT_A_TIME = 400, 100
+"""Passes from which on causes are weighed by the newest ones, heard of so many at a time (groups are then kept)."""
 VARIED = 0.3  # that a faulty choice shows itself by another signature the next time
 
 
@@ -149,7 +151,7 @@ class CrashModel:
     def chance_serving(self, servers: Codes) -> Floats:
         """(n, L) probability that a live server of each part survives each load part."""
         loads = self.grid.load_rows
-        known = {tuple(row) for row in self.served[:, self.grid.width:].tolist()}
+        known = {tuple(row) for row in np.unique(self.served[:, self.grid.width:], axis=0).tolist()}
         fresh = np.array([tuple(row) not in known for row in loads.tolist()])
         out = np.repeat(np.where(fresh, 1 - UNSEEN_LOAD, 1 - SEEN_LOAD)[None, :], len(servers), axis=0)
         for group in self.groups:
@@ -178,7 +180,11 @@ class CrashModel:
 
 
     def _group(self, failures: Sequence[Failure], passed: Codes) -> Group:
-        key = (len(passed), *(id(f) for f in failures))
+        heard = len(passed)
+        if heard > MANY_PASSES:
+            heard -= heard % AT_A_TIME
+            passed = passed[heard - MANY_PASSES:heard]
+        key = (heard, *(id(f) for f in failures))
         if key not in self._made:
             self._made[key] = self._earlier.get(key) or Group(self.grid, failures, passed)
         return self._made[key]

@@ -23,6 +23,10 @@ MOST_REPEATS = 3
 """Measurements of one configuration."""
 SURE = 0.01
 """Relative standard error below which a leader is not measured again."""
+MANY = 160
+"""Measured configurations from which on the value model is given a choice of them: its cost grows with their cube."""
+MANY_CRASHES, OF_ONE_KIND = 60, 10
+"""Crashes from which on the crash model is given the newest ones only, so many of each signature."""
 NOISE = 0.02
 """Relative standard deviation of a measurement when nothing says how large it is."""
 
@@ -124,7 +128,7 @@ class Memory:
             if failure.crash.blame is Blame.TRANSIENT and len(self.servers[key].launch_crashes) == 1:
                 continue
             out.append(failure)
-        return out
+        return out if len(out) <= MANY_CRASHES else _newest(out)
 
     def passed(self) -> Codes:
         """(n, P) server parts that came up."""
@@ -155,15 +159,29 @@ class Memory:
 
     def served(self) -> Codes:
         """(n, D) configurations measured without a crash."""
-        rows = [np.concatenate([s.row, self.grid.load_rows[j]]) for s in self.servers.values() for j in s.values]
-        return _stack(rows, len(self.grid.params))
+        loads = [j for s in self.servers.values() for j in s.values]
+        rows = _stack([s.row for s in self.servers.values() for _ in s.values], self.grid.width)
+        return np.concatenate([rows, self.grid.load_rows[loads]], axis=1)
 
     def measurements(self) -> Data:
-        """Mean log objective and log limit ratios per configuration with a value, and the sd of their noise."""
-        rows = [self.servers[key].row for key, _ in self._points]
-        return Data(_stack(rows, self.grid.width), np.array([load for _, load in self._points], dtype=np.intp),
-                    np.array([y for y, _ in self._points.values()]).reshape(len(rows), 1 + len(self.limits)),
-                    np.array([noise for _, noise in self._points.values()]))
+        """Mean log objective and log limit ratios per configuration with a value, and the sd of their noise.
+
+        Of more than `MANY`: the best half of so many, the newest quarter, and the rest spread over all others.
+        """
+        points = list(self._points.items())
+        if len(points) > MANY:
+            points = [points[i] for i in _telling(np.array([y[0] for y, _ in self._points.values()]))]
+        rows = [self.servers[key].row for (key, _), _ in points]
+        return Data(_stack(rows, self.grid.width), np.array([load for (_, load), _ in points], dtype=np.intp),
+                    np.array([y for _, (y, _) in points]).reshape(len(rows), 1 + len(self.limits)),
+                    np.array([noise for _, (_, noise) in points]))
+
+    def leading(self) -> list[tuple[Key, int]]:
+        """Feasible configurations that may be the best: all, or of many those with the best means."""
+        feasible = self.feasible()
+        if len(feasible) <= MANY:
+            return feasible
+        return sorted(feasible, key=lambda at: -float(self._points[at][0][0]))[:MANY]
 
     def _summarise(self, key: Key, load: int) -> None:
         """Bring the point of one configuration up to date; a limit never heard of before redoes them all."""
@@ -190,6 +208,28 @@ class Memory:
                 if valid and 2 * sum(m.feasible for m in valid) > len(valid):
                     out.append((key, load))
         return out
+
+
+def _telling(values: NDArray[np.float64]) -> list[int]:
+    """Which `MANY` of the measured configurations the value model is given, oldest first."""
+    best = np.argsort(-values, kind="stable")[:MANY // 2]
+    newest = np.arange(len(values) - MANY // 4, len(values))
+    chosen = np.union1d(best, newest)
+    others = np.setdiff1d(np.arange(len(values)), chosen)
+    spread = others[np.linspace(0, len(others) - 1, MANY - len(chosen)).astype(int)]
+    return [int(i) for i in np.union1d(chosen, spread)]
+
+
+def _newest(failures: list[Failure]) -> list[Failure]:
+    """The newest failures of each signature, in their order."""
+    left: dict[tuple[str, bool], int] = {}
+    kept: list[Failure] = []
+    for failure in reversed(failures):
+        kind = failure.crash.signature, failure.loaded
+        left[kind] = left.get(kind, OF_ONE_KIND) - 1
+        if left[kind] >= 0 and len(kept) < MANY_CRASHES:
+            kept.append(failure)
+    return kept[::-1]
 
 
 def _names(measured: Measured) -> list[str]:

@@ -97,16 +97,13 @@ def look(grid: Grid, memory: Memory, beliefs: Sequence[Belief], crashes: CrashMo
                 high = high * (ratio < UPPER * seen.sd)
             gains, upper = gains + some, np.maximum(upper, high)
     gains, upper = gains * serving, upper * allowed
-    for key, server in memory.servers.items():
-        if key in busy or memory.dead(server):
-            gone: list[int] | slice = slice(None)
-        else:
+    for i, key in enumerate(map(tuple, rows.tolist())):
+        server = memory.servers.get(key)
+        if key in busy or (server is not None and memory.dead(server)):
+            gains[i] = upper[i] = 0.0
+        elif server is not None:
             gone = sorted(memory.settled(server))
-        for i in np.flatnonzero((rows == server.row).all(axis=1)):
             gains[i, gone] = upper[i, gone] = 0.0
-    for key in busy:
-        hit = (rows == np.array(key, dtype=np.int16)).all(axis=1)
-        gains[hit] = upper[hit] = 0.0
     costs = Costs.of(memory)
     chance = crashes.chance(rows)
     if past is not None:

@@ -53,8 +53,8 @@ class Plain:
         self.sampler = _sampler(space, sampler, seed)
         self.study = optuna.create_study(direction="maximize", sampler=self.sampler)
         self.launches, self.used_s = 0, 0.0
-        self._asked: _Asked | None = None
-        self._unmeasured: str | None = None
+        self._asked: dict[str, _Asked] = {}  # by server part; those of other workers are not among them
+        self._unmeasured: set[str] = set()
         self._busy: set[str] = set()
         self._servers: set[str] = set()
         self._tried: set[str] = set()
@@ -80,26 +80,30 @@ class Plain:
             elif config_key(asked.server) in self._busy or (self.name == "grid" and key in self._tried):
                 self._prune(asked.trial, None)
             else:
-                self._asked, self._unmeasured = asked, config_key(asked.server)
+                self._asked[config_key(asked.server)] = asked
+                self._unmeasured.add(config_key(asked.server))
                 reason = "the baseline, with which everything is compared" if first else f"Optuna's {self.name} sampler"
                 return Launch(asked.server, reason, 0.0, 1.0)
         return Stop(StopKind.EXHAUSTED, f"{TRIES} proposals in a row were forbidden, known or running elsewhere")
 
     def next_load(self, server: Config) -> Config | None:
         """The load part of the trial; one per launch."""
-        if self._asked is None or self._unmeasured != config_key(server):
+        key = config_key(server)
+        if key not in self._unmeasured:
             return None
-        self._unmeasured = None
-        return self._asked.load
+        self._unmeasured.discard(key)
+        return self._asked[key].load
 
     def tell(self, observation: Observation) -> None:
         """Take in one outcome."""
         self.used_s += observation.cost_s
         self.launches += observation.launch_s > 0
-        asked, key = self._asked, config_key(observation.server)
+        key = config_key(observation.server)
+        asked = self._asked.get(key)
         self._servers.add(key)
-        if asked is not None and config_key(asked.server) == key and observation.load in (None, asked.load):
-            self._asked = self._unmeasured = None
+        if asked is not None and observation.load in (None, asked.load):
+            del self._asked[key]
+            self._unmeasured.discard(key)
         else:
             load = observation.load or self.space.split(self.space.baseline)[1]
             self.study.enqueue_trial({**observation.server, **load})

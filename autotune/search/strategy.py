@@ -16,13 +16,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.records import Config
+from autotune.search import elsewhere, stopping
 from autotune.search import past as past_studies
-from autotune.search import stopping
 from autotune.search.causes import Culprit
 from autotune.search.crashes import CrashModel
 from autotune.search.grid import Codes, Grid
 from autotune.search.loads import next_load, repeats, unfamiliar
-from autotune.search.memory import Key, Memory
+from autotune.search.memory import MANY, Key, Memory
 from autotune.search.outlook import Belief, Costs, Outlook, look
 from autotune.search.owed import BASELINE_CHANCE, owed
 from autotune.search.past import Past
@@ -40,6 +40,7 @@ CHECKS = 5  # launches that a sceptic may ask for, since the best last improved,
 CHECK_GAIN = 0.005  # the least gain that the sceptic must expect of one
 CHECK_CHANCE = 0.6  # the least chance that one comes up
 DOUBT = (0.1, 0.5, 0.3)  # the sceptic's least sd of effects, share of pairs, share under a load
+RENEWED = 0.02  # growth of a large memory upon which strengths of effects are weighed anew
 BETTER = 0.005  # gain (in logs) that counts as an improvement
 
 
@@ -65,6 +66,7 @@ class LaunchAware:
         self._told = (-1, False)
         self._known = (-1, -1, -1)
         self._strengths: list[tuple[float, Strengths]] = []
+        self._weighed = 0  # observations when the strengths were weighed
         self._beliefs: list[Belief] = []
         self._crashes = CrashModel(self.grid, self.memory.passed(), self.memory.served(), [])
         self._best: tuple[Key, int, float] | None = None
@@ -106,7 +108,7 @@ class LaunchAware:
     def propose(self) -> Launch | Stop:
         """Raises nothing; deterministic given seed, observations and pending launches."""
         memory = self.memory
-        decision = self.limits.spent(memory.launches, memory.used_s) or self._baseline()
+        decision = self.limits.spent(memory.launches + len(self._busy), memory.used_s) or self._baseline()
         if decision is None:
             self._learn()
             decision = owed(memory, self._crashes, self._busy, self._candidates) or self._search()
@@ -155,9 +157,14 @@ class LaunchAware:
 
     def _search(self) -> Launch | Stop:
         self._learn(True)
-        outlook = self._look(self._candidates(), self._beliefs, self._busy)
+        beliefs = self._expecting() if self._busy else self._beliefs
+        outlook = self._look(self._candidates(), beliefs, self._busy)
         worth, regions = review(self.grid, outlook, self._crashes, self.limits.gain)
         new = self._crashes.new(outlook.rows)
+        if self._busy:
+            baseline = self.memory.key(self.space.split(self.space.baseline)[0])
+            new, worth = elsewhere.apart(self._crashes, outlook.rows, worth, sorted(self._busy), baseline,
+                                         self.limits.gain)
         fewest = int(new[worth >= self.limits.gain].min(initial=self.grid.width))
         worth[new > max(NEW, fewest)] = 0.0
         self._decide(outlook, regions)
@@ -177,6 +184,16 @@ class LaunchAware:
                   f"{float(outlook.gain[pick]):.1%}" if doubts else self._reason(outlook, regions, pick))
         return Launch(self.grid.server(outlook.rows[pick]), reason, float(outlook.gain[pick]),
                       float(outlook.chance[pick]), "measure" if server else None)
+
+    def _expecting(self) -> list[Belief]:
+        """The beliefs of one who knows which launches are pending, and has no news of them yet."""
+        if not self._beliefs:
+            return []
+        rows = np.array(sorted(self._busy), dtype=np.int16)
+        loads = [self._usual_load(row[None]) if (planned := self._fresh.get(tuple(row.tolist()))) is None else planned
+                 for row in rows]
+        data = elsewhere.expected(self.memory.measurements(), self._beliefs[0][1], rows, loads)
+        return [(weight, self._value.fit(data, strengths)) for weight, strengths in self._strengths]
 
     def _doubts(self, outlook: Outlook, regions: Sequence[Region]) -> tuple[Outlook, Floats] | None:
         """What a sceptic would still launch who takes effects and interactions to be large; None: nothing.
@@ -267,8 +284,11 @@ class LaunchAware:
         self._told = (memory.count, full)
         data = memory.measurements()
         if len(data.rows):
-            if full or not self._strengths:
-                self._strengths = self._value.strengths(data)
+            many = len(data.rows) >= MANY  # then one candidate is kept, and weighed anew now and then
+            if not self._strengths or (full and (not many or memory.count > (1 + RENEWED) * self._weighed)):
+                self._strengths, self._weighed = self._value.strengths(data), memory.count
+                if many:
+                    self._strengths = [(1.0, self._strengths[0][1])]
             self._beliefs = [(w, self._value.fit(data, strengths)) for w, strengths in self._strengths]
         known = (memory.passes, len(memory.failures), memory.count if full else 0)
         if self._known != known:
@@ -282,7 +302,7 @@ class LaunchAware:
 
         A mean alone would prefer lucky measurements to repeated ones.
         """
-        feasible = self.memory.feasible()
+        feasible = self.memory.leading()
         if not feasible or not self._beliefs:
             return None
         keys = list(dict.fromkeys(key for key, _ in feasible))

@@ -12,12 +12,14 @@ LAYERS: list[set[str]] = [
     {"records", "redact", "files", "awake"},
     {"space"},
     {"engine", "crash", "measure"},
-    {"workload"},
-    {"config", "history"},
+    {"workload", "storage"},
+    {"config", "history", "turns", "heartbeat"},
     {"patience"},
     {"study", "preflight", "journal", "gate", "judge"},
+    {"fleet", "origin"},
     {"trial"},
-    {"search"},
+    {"remote"},
+    {"search", "rayhosts"},
     {"tune", "watch", "matrix"},
     {"confirm", "bugs"},
     {"review"},
@@ -77,8 +79,9 @@ def test_the_command_line_imports_nothing_heavy_before_it_needs_it() -> None:
 
 
 def test_optuna_hydra_and_nvml_stay_in_their_rooms() -> None:
-    homes = {"optuna": {"study", "patience", "search", "review", "verbs"}, "hydra": {"config"}, "torch": BESIDE,
-             "omegaconf": {"config", "__main__"}, "pynvml": {"engine", "measure"}, "sqlalchemy": {"study", "patience"}}
+    homes = {"optuna": {"study", "storage", "patience", "heartbeat", "search", "review", "verbs"}, "hydra": {"config"},
+             "omegaconf": {"config", "__main__"}, "pynvml": {"engine", "measure"}, "torch": BESIDE,
+             "sqlalchemy": {"study", "patience", "turns"}}
     wrong = []
     for name, path in files():
         for node in ast.walk(ast.parse(path.read_text())):

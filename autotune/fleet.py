@@ -1,0 +1,85 @@
+"""Several workers on one study: which hosts may join, which GPUs are taken, what workers share beside trials.
+
+    with own_gpus(folder, gpus):          # no other worker of this study measures on them
+        study = join(lambda: open_study(settings), this_host)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from autotune.engine.probe import Gpu
+from autotune.files import write_json
+from autotune.records import AutotuneError, HostCannotRun, digest
+from autotune.study import Mixed, Study, is_here, owner_alive
+
+OF_A_HOST = {"devices": "its GPUs (or CPU)", "engine_version": "its engine's version"}
+"""Conditions of a study that a host brings with it; the others come from settings."""
+SHARED = "agreement"
+"""Attribute of a study that keeps the baseline's outputs, for the agreement gate on every host."""
+
+
+def join(open_study: Callable[[], Study]) -> Study:
+    """The study, for a worker. Raises HostCannotRun when this host is of another kind than those it was made on."""
+    try:
+        return open_study()
+    except Mixed as error:
+        own = {key: pair for key, pair in error.different.items() if key in OF_A_HOST}
+        if set(own) != set(error.different):
+            raise
+        told = "; ".join(f"{OF_A_HOST[key]}: the study has {_text(then)}, {socket.gethostname()} has {_text(now)}"
+                         for key, (then, now) in own.items())
+        raise HostCannotRun(f"this host cannot join study {error.name}: {told}; only hosts of one kind share a study, "
+                            "study.name=NAME starts another") from error
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+@contextlib.contextmanager
+def own_gpus(folder: pathlib.Path, gpus: Sequence[Gpu]) -> Iterator[None]:
+    """Hold these GPUs against other workers of this study folder; given back when the process ends.
+
+    Raises AutotuneError when another one holds one of them.
+    """
+    with contextlib.ExitStack() as held:
+        for gpu in gpus:
+            path = folder / "gpus" / f"{digest(gpu.uuid, 8)}.lock"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(path.open("a+"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                raise AutotuneError(f"another worker of this study (pid {file.read().strip() or 'unknown'}) measures "
+                                    f"on {gpu.hashed}: give each its own GPUs with CUDA_VISIBLE_DEVICES") from None
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+        yield
+
+
+def neighbours(study: Study) -> int:
+    """Other living workers on this host that have a trial running now: they disturb measurements on its CPU cores."""
+    owners = {str(r.attrs.get("owner", "")) for r in study.records() if r.state == "RUNNING"} - {study.owner}
+    return sum(is_here(owner) and owner_alive(owner) for owner in owners)
+
+
+def share_references(study: Study, file: pathlib.Path) -> None:
+    """Bring the baseline's outputs to every host: from the study when `file` is missing here, else into it once."""
+    if not file.exists():
+        kept = study.attrs().get(SHARED)
+        if kept is not None:
+            write_json(file, kept)
+        return
+    if SHARED not in study.attrs():
+        with contextlib.suppress(ValueError):
+            study.set_attr(SHARED, json.loads(file.read_text(encoding="utf-8")))

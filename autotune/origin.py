@@ -1,0 +1,77 @@
+"""Where results come from: the conditions under which they may be compared, and the versions that made them."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import platform
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.config import Settings
+from autotune.engine.probe import Gpu, cpu_name, engine_version, visible_gpus
+from autotune.preflight import Preflight
+from autotune.records import UsageError, digest
+from autotune.redact import Redactor
+from autotune.storage import passwords
+
+
+def devices(gpus: Sequence[Gpu], cpu: str) -> list[str]:
+    """What measurements depend on: how many GPUs of which model, else the processor."""
+    names = [gpu.name for gpu in gpus]
+    return [f"{names.count(name)} x {name}" for name in sorted(set(names))] or [cpu]
+
+
+def identity(settings: Settings, report: Preflight | None = None) -> dict[str, Any]:
+    """What must be the same for results to be comparable."""
+    found = visible_gpus() if report is None else report.gpus
+    version = engine_version(settings.engine) if report is None else report.version
+    gpus = found.gpus if settings.device != "cpu" else ()
+    work = settings.workload
+    return {
+        "space": settings.space.name, "space_digest": settings.space.digest, "engine": settings.engine.name,
+        "engine_version": version, "model": dict(settings.space.model),
+        "devices": devices(gpus, cpu_name()), "objective": settings.objective.name,
+        "limits": dict(settings.limits),
+        "workload": {"prompts": _content(work.prompts), "contexts": list(work.contexts),
+                     "output_tokens": work.output_tokens, "spread": work.spread, "temperature": work.temperature,
+                     "shared_prefix": work.shared_prefix, "rate_per_s": work.rate_per_s},
+    }
+
+
+def provenance(settings: Settings, report: Preflight) -> dict[str, Any]:
+    """Where a study comes from: versions, host, command."""
+    import importlib.metadata
+
+    import autotune
+
+    secrets = passwords([settings.study.storage, *settings.study.warm_start])
+    packages = {}
+    for name in ("optuna", "hydra-core", "torch", "httpx", "nvidia-ml-py", settings.engine.package):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            packages[str(name)] = importlib.metadata.version(str(name))
+    command = ["python", "-m", "autotune", "tune", *settings.overrides]
+    return {"autotune": autotune.__version__, "python": platform.python_version(), "packages": packages,
+            "engine_version": report.version, "driver": report.gpus.driver, "cpu": cpu_name(),
+            "gpu": [g.hashed for g in report.gpus.gpus], "kernel": platform.release(),
+            "command": shlex.join(Redactor(secrets).argv(command)),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
+def versions(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """What a bug report lists of where the study ran."""
+    shown = {"autotune": provenance["autotune"], "python": provenance["python"], **provenance["packages"],
+             "engine": provenance["engine_version"], "driver": provenance["driver"], "kernel": provenance["kernel"],
+             "GPUs": len(provenance["gpu"]) or None, "CPU": provenance["cpu"]}
+    return {name: str(value) for name, value in shown.items() if value}
+
+
+def _content(prompts: str | None) -> str | None:
+    if prompts is None:
+        return None
+    try:
+        return digest(pathlib.Path(prompts).read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise UsageError(f"workload.prompts: {prompts} cannot be read: {error.strerror}") from error

@@ -1,0 +1,91 @@
+"""Where a study is kept: URLs, their drivers and passwords, and Optuna's storage for them.
+
+    storage = open_storage("postgresql://user:secret@host/db", lost_after_s=120)
+    hidden("postgresql://user:secret@host/db")  ->  "postgresql://user:***@host/db"
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from autotune.records import AutotuneError
+from autotune.redact import Redactor
+
+if TYPE_CHECKING:
+    import optuna
+
+BEATS = 8
+"""Signs of life within the time after which a worker counts as dead."""
+SECRET_KEYS = ("password", "sslpassword", "passfile")
+SQLITE_WAIT_S = 60
+
+
+def backend(url: str) -> str:
+    """sqlite, postgresql, or whatever a URL begins with."""
+    name = url.partition(":")[0].partition("+")[0].lower()
+    return "postgresql" if name == "postgres" else name
+
+
+def sqlite_file(url: str) -> pathlib.Path | None:
+    """The file of a SQLite URL; None for a database in memory."""
+    path = url.partition(":///")[2].partition("?")[0]
+    return pathlib.Path(path) if path and path != ":memory:" else None
+
+
+def with_driver(url: str) -> str:
+    """A PostgreSQL URL with the driver that is installed here: psycopg (extra `postgresql`), else psycopg2."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme.lower() not in ("postgresql", "postgres"):
+        return url
+    for driver in ("psycopg", "psycopg2"):
+        if importlib.util.find_spec(driver) is not None:
+            return f"postgresql+{driver}://{rest}"
+    raise AutotuneError("study.storage is a PostgreSQL database, and its driver is missing here: "
+                        "pip install 'autotune-llm[postgresql]'")
+
+
+def passwords(urls: Iterable[str | None]) -> list[str]:
+    """Passwords in storage URLs, as written and as decoded."""
+    import urllib.parse
+
+    found: list[str] = []
+    for url in urls:
+        rest = (url or "").partition("://")[2]
+        query = rest.partition("?")[2]
+        found += [value for key, values in urllib.parse.parse_qs(query).items() if key in SECRET_KEYS
+                  for value in values]
+        before, at, _ = rest.partition("?")[0].rpartition("@")
+        if at and ":" in before:
+            found.append(before.partition(":")[2])
+    return [text for one in found for text in dict.fromkeys((one, urllib.parse.unquote(one)))]
+
+
+def hidden(url: str) -> str:
+    """A storage URL for people to read, without its password."""
+    scheme, separator, rest = url.partition("://")
+    authority, question, query = rest.partition("?")
+    before, at, place = authority.rpartition("@")
+    if at and ":" in before:
+        before = before.partition(":")[0] + ":***"
+    return Redactor(passwords([url])).text(f"{scheme}{separator}{before}{at}{place}{question}{query}")
+
+
+def open_storage(url: str, lost_after_s: float) -> optuna.storages.RDBStorage:
+    """Optuna's storage; trials without a sign of life for `lost_after_s` seconds are stale in it.
+
+    Raises what SQLAlchemy and its drivers raise, and AutotuneError for a driver that is not installed.
+    """
+    import optuna
+
+    warnings.filterwarnings("ignore", message=".*heartbeat.*", category=optuna.exceptions.ExperimentalWarning)
+    return optuna.storages.RDBStorage(
+        with_driver(url), engine_kwargs=_engine_options(url), heartbeat_interval=max(1, int(lost_after_s / BEATS)),
+        grace_period=max(2, int(lost_after_s)))
+
+
+def _engine_options(url: str) -> dict[str, Any]:
+    return {"connect_args": {"timeout": SQLITE_WAIT_S}} if backend(url) == "sqlite" else {"pool_pre_ping": True}

@@ -1,0 +1,91 @@
+"""A study over a Ray cluster of two local nodes: separate raylets, made-up GPU resources, the embedded engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from autotune.config import load
+from autotune.records import AutotuneError
+from autotune.study import Study, sqlite_url
+from tests.core.test_fleet import nothing_twice
+from tests.core.test_tune import ROOT
+
+pytestmark = pytest.mark.slow
+
+SPACE = ["+space=local", "executor=ray", "executor.at_once=2", "executor.gpu_type=FAKE", "power=none",
+         "objective=tokens_per_s", "study.launches=5", "study.confirm.finalists=0", "space.params.dp.choices=[1]",
+         "space.params.concurrency.choices=[1,4]", "study.min_gain=0.05"]
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    pytest.importorskip("ray", reason="needs pip install 'autotune-llm[ray]'")
+    from ray.cluster_utils import Cluster
+
+    os.environ["PYTHONPATH"] = ROOT
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        yield made
+    finally:
+        made.shutdown()
+
+
+def node(cluster: Any) -> Any:
+    """A host with one made-up GPU."""
+    return cluster.add_node(num_cpus=1, num_gpus=1, resources={"accelerator_type:FAKE": 1})
+
+
+def tune(cluster: Any, folder: pathlib.Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "autotune", "tune", *SPACE, f"executor.address={cluster.address}",
+               f"outputs={folder}"]
+    return subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            env={**os.environ, "PYTHONPATH": ROOT, "COLUMNS": "200"})
+
+
+def records(folder: pathlib.Path) -> list[Any]:
+    settings = load([*SPACE, f"outputs={folder}"], [])
+    return Study.open(sqlite_url(settings.folder), "local", settings.space, {}, create=False).records()
+
+
+def test_a_node_killed_mid_launch_loses_and_doubles_nothing(cluster: Any, tmp_path: pathlib.Path) -> None:
+    first, _ = node(cluster), node(cluster)
+    process = tune(cluster, tmp_path)
+    deadline = time.monotonic() + 300
+    running: list[Any] = []
+    while time.monotonic() < deadline and process.poll() is None and len(running) < 2:
+        time.sleep(0.5)
+        with contextlib.suppress(Exception):  # the study may not be there yet
+            running = [r for r in records(tmp_path) if r.state == "RUNNING"]
+    time.sleep(1.0)
+    cluster.remove_node(first, allow_graceful=False)
+    node(cluster)  # and another one joins
+    said = process.communicate(timeout=900)[0]
+    assert process.returncode == 0, said
+    found = records(tmp_path)
+    nothing_twice(found)
+    assert {r.state for r in found} <= {"COMPLETE", "PRUNED", "FAIL"}
+    failed = [r for r in found if r.state == "FAIL"]
+    assert len(failed) == 1 and "its host is lost" in failed[0].attrs["fail_reason"], said
+    ended = [r for r in found if r.state != "FAIL"]
+    assert any(r.config == failed[0].config for r in ended) or failed[0].config != ended[0].config
+    assert any(r.feasible for r in ended) and "launch script" in said
+    for record in ended:  # what the launches left came back
+        assert (tmp_path / "local" / "launches" / f"{record.launch_id:04d}" / "server.log").stat().st_size > 0
+
+
+def test_no_cluster_is_one_clear_line(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("ray", reason="needs pip install 'autotune-llm[ray]'")
+    from autotune.rayhosts import connected
+
+    settings = load([*SPACE, "executor.address=127.0.0.1:1", f"outputs={tmp_path}"], [])
+    with pytest.raises(AutotuneError, match="no Ray cluster at executor.address"), connected(settings):
+        pass
