@@ -14,7 +14,7 @@ import sys
 
 def main(jobs_file: str, results_file: str) -> None:
     kind = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
-    parser = importlib.import_module("vllm.entrypoints.openai.cli_args").make_arg_parser(kind())
+    parser = importlib.import_module("vllm.entrypoints.launchers.cli_args").make_arg_parser(kind())
     with open(jobs_file) as file:
         jobs = json.load(file)
     results: list[str | None] = []

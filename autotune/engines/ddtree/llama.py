@@ -5,7 +5,8 @@
 For engines that draft with a model of its own, such as vLLM. The target is converted exactly, nothing is trained: its
 layer norms become RMS norms because everything written to the residual stream is centred (subtracting the mean from a
 centred vector changes nothing), and its rotary pairs are reordered from neighbours to halves. The draft is a decoder of
-the same kind with fewer layers, taught on the CPU by the target's distributions over text that the target wrote itself.
+the same kind with fewer layers, taught on the CPU by the target's distributions over source text and over what the
+target wrote itself.
 
 `--idle-layers N` appends N layers to the target that add nothing to its residual stream: the same text at the cost of a
 deeper model.
@@ -95,30 +96,35 @@ def train_draft(tensors: Mapping[str, Tensor], shape: Shape, stream: Tensor, lay
                 ) -> tuple[dict[str, Tensor], Shape]:
     """A decoder of `layers` layers that predicts what the target writes; `stream`: tokens of text for the prompts.
 
-    It starts from the target's embedding and first layers. Loss: cross-entropy with the target's own tokens and with
-    its distributions, in equal parts.
+    It starts from the target's embedding and first layers. Loss: cross-entropy with the next token and with the
+    target's distribution, in equal parts; every other step is on what the target wrote, the rest on the text itself.
     """
     target, factors = Target(shape, tensors), rotations(shape, shape.max_position)
     generator = torch.Generator().manual_seed(0)
-    written: list[tuple[Tensor, Tensor]] = []  # tokens, and what of the last layer gives the next token
+    written: list[Tensor] = []
     start = time.monotonic()
+
+    def windows(count: int, length: int) -> Tensor:
+        at = torch.randint(len(stream) - length, (count, 1), generator=generator)
+        return stream[at + torch.arange(length)].long()
+
     while not written or time.monotonic() - start < WRITING * seconds:
-        at = torch.randint(len(stream) - PROMPT, (PROMPTS, 1), generator=generator)
-        prompts = stream[at + torch.arange(PROMPT)].long()
-        tokens = train.continue_text(target, shape, prompts, NEW, train.TEMPERATURES)
-        with torch.no_grad():
-            last, _ = train.run_target(target, shape, tokens, factors)
-            written.append((tokens, target.finish(last[:, PROMPT - 1:-1])))
-    text, knowing = (torch.cat(parts) for parts in zip(*written, strict=True))
+        written.append(train.continue_text(target, shape, windows(PROMPTS, PROMPT), NEW, train.TEMPERATURES))
+    text = torch.cat(written)
     train.say(f"the target wrote {len(text) * NEW} tokens")
     small = replace(shape, layers=layers, taps=(layers,))
     names = ("embedding", "norm", *(n for n in tensors if n.startswith("target.") and int(n.split(".")[1]) < layers))
     learned = {name: tensors[name].clone() for name in names}
-    draft = Target(small, learned)
+    draft, steps = Target(small, learned), 0
 
     def loss() -> Tensor:
-        some = torch.randint(len(text), (BATCH,), generator=generator)
-        tokens, taught = text[some], F.linear(knowing[some], tensors["embedding"]).softmax(-1)
+        nonlocal steps
+        steps += 1
+        own = text[torch.randint(len(text), (BATCH,), generator=generator)]
+        tokens = own if steps % 2 else windows(BATCH, PROMPT + NEW)
+        with torch.no_grad():
+            last, _ = train.run_target(target, shape, tokens, factors)
+            taught = F.linear(target.finish(last[:, PROMPT - 1:-1]), target.embedding).softmax(-1)
         x, _ = train.run_target(draft, small, tokens, factors)
         guesses = F.linear(draft.finish(x[:, PROMPT - 1:-1]), draft.embedding).log_softmax(-1)
         hard = guesses.gather(-1, tokens[:, PROMPT:, None])[..., 0]

