@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.records import Config, UsageError, Value, config_key, digest
+from autotune.redact import Redactor
 
 KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "baseline", "describe",
         "workload", "limits", "study", "power", "server", "agreement"}
@@ -260,6 +261,9 @@ def _param(name: Any, spec: Any, where: str) -> Param:
         finite = not isinstance(choice, float) or math.isfinite(choice)
         if not isinstance(choice, str | int | float | bool) or not finite:
             raise UsageError(f"{at}: {choice!r} is not a text, number or boolean")
+        if isinstance(choice, str) and (hidden := Redactor().text(choice)) != choice:
+            raise UsageError(f"{at}: the choice {hidden!r} holds what looks like a secret, and choices are written "
+                             "everywhere: put it into an environment variable")
     if any(_among(a, (b,)) for a, b in itertools.combinations(choices, 2)):
         raise UsageError(f"{at}: a choice is listed twice")
     if name == "concurrency" and not all(isinstance(c, int) and not isinstance(c, bool) and c > 0 for c in choices):
