@@ -129,3 +129,11 @@ def test_a_choice_that_holds_a_secret_is_refused_without_telling_it(secret: str)
     with pytest.raises(UsageError, match="looks like a secret") as told:
         parse(params={"a": {"choices": [secret]}}, forbid=[], baseline={"a": secret})
     assert "canary" not in str(told.value)
+
+
+@pytest.mark.parametrize("changes", [{"model": True}, {"needs": 3}, {"model": {"target": {"a": 1}}},
+                                     {"needs": {"gpus": "many"}}, {"needs": {"gpu_name": [1]}}])
+def test_models_and_needs_of_another_kind_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="must be a"):
+        parse(**changes)
+    assert parse(model={"target": "/m", "draft": None}).model == {"target": "/m"}
