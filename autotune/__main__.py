@@ -130,6 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"autotune: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it ends already: once more changes nothing
+            signal.signal(number, signal.SIG_IGN)
         print("autotune: interrupted; the study is kept: run the same command to resume", file=sys.stderr)
         return 130
     except BrokenPipeError:

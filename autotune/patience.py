@@ -54,6 +54,8 @@ def _again(name: str, call: Callable[..., Any], wait_s: float) -> Callable[..., 
                 if tries and name == "set_trial_state_values":
                     return True  # the try whose answer was lost had told it
                 raise
+            except AutotuneError:  # a call within this one has waited already
+                raise
             except Exception as error:
                 line = unanswered(error)
                 if line is None:

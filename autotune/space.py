@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.records import Config, UsageError, Value, config_key, digest
+from autotune.redact import Redactor
 
 KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "baseline", "describe",
         "workload", "limits", "study", "power", "server", "agreement"}
@@ -77,8 +78,8 @@ class Space:
         space = cls(
             name=_text(raw.get("name"), where, "name"), engine=_text(raw.get("engine"), where, "engine"),
             params=params, rules=rules, baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
-            model={str(k): str(v) for k, v in (raw.get("model") or {}).items()},
-            needs=dict(raw.get("needs") or {}), belief=_beliefs(raw.get("belief") or {}, where),
+            model={str(k): str(v) for k, v in _scalars(raw.get("model"), where, "model").items()},
+            needs=dict(_scalars(raw.get("needs"), where, "needs")), belief=_beliefs(raw.get("belief") or {}, where),
             describe=str(raw.get("describe") or ""),
         )
         space._check(where)
@@ -260,6 +261,9 @@ def _param(name: Any, spec: Any, where: str) -> Param:
         finite = not isinstance(choice, float) or math.isfinite(choice)
         if not isinstance(choice, str | int | float | bool) or not finite:
             raise UsageError(f"{at}: {choice!r} is not a text, number or boolean")
+        if isinstance(choice, str) and (hidden := Redactor().text(choice)) != choice:
+            raise UsageError(f"{at}: the choice {hidden!r} holds what looks like a secret, and choices are written "
+                             "everywhere: put it into an environment variable")
     if any(_among(a, (b,)) for a, b in itertools.combinations(choices, 2)):
         raise UsageError(f"{at}: a choice is listed twice")
     if name == "concurrency" and not all(isinstance(c, int) and not isinstance(c, bool) and c > 0 for c in choices):
@@ -317,6 +321,16 @@ def _mapping(value: Any, where: str, key: str) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
         raise UsageError(f"{where}: {key} must be a mapping" + (" (it is missing)" if value is None else ""))
     return value
+
+
+def _scalars(value: Any, where: str, key: str) -> Mapping[Any, Any]:
+    """A mapping to texts and numbers. What is null is left out; `needs` has numbers but for its gpu_name."""
+    found = {k: v for k, v in _mapping({} if value is None else value, where, key).items() if v is not None}
+    for name, item in found.items():
+        number = isinstance(item, int | float) and not isinstance(item, bool)
+        if not number and (not isinstance(item, str) or (key == "needs" and name in ("gpus", "gpu_memory_gib"))):
+            raise UsageError(f"{where}: {key}.{name} must be a {'number' if key == 'needs' else 'text'}, not {item!r}")
+    return found
 
 
 def _text(value: Any, where: str, key: str) -> str:

@@ -134,8 +134,8 @@ class LiveServer:
         """Whether the machine slept since `began`, so that `what` says nothing about the server."""
         lost_s = self.server.awake.lost_s(began)
         if lost_s:
-            LOG.warning("the machine slept for %.0f s during the %s", lost_s, what)
-            self.progress(f"again: the machine slept for {lost_s:.0f} s", self.server.after_s)
+            LOG.warning("nothing here ran for %.0f s (asleep, stopped, or far too busy) during the %s", lost_s, what)
+            self.progress(f"again: nothing here ran for {lost_s:.0f} s", self.server.after_s)
         return lost_s > 0
 
     def _measure(self, load: Config, label: int | str) -> Measurement | Crash:
@@ -217,7 +217,8 @@ class Bench:
         if crash.category == "port_in_use":
             return f"port {server.port} was taken"
         lost_s = server.awake.lost_s(server.started)
-        return f"the machine slept for {lost_s:.0f} s" if lost_s else ""
+        return f"nothing here ran for {lost_s:.0f} s (asleep, stopped, or far too busy)" if lost_s else ""
+
     def end(self) -> None:
         """Launches here are made one at a time, in the thread that would end them."""
 

@@ -86,6 +86,8 @@ def make(folder: pathlib.Path, fault: str = "none", at: str = "serving", env: di
     return Site.make(folder, space, standin({}, args=[host]), env)
 
 
+LONGER = {"window_s": 3.0, "window_max_s": 3.5}
+"""A window that something can be done to before it is over."""
 QUIET = ("power=none", "objective=tokens_per_s", "study.storage_wait_s=300")
 
 
@@ -234,7 +236,7 @@ def disk_full_before(folder: pathlib.Path) -> str:
 
 def disk_full_during(folder: pathlib.Path) -> str:
     with small_disk(folder, 40) as place:
-        site = make(folder)
+        site = make(folder, workload=LONGER)
         with started(site, *QUIET[:2], "study.storage_wait_s=4") as tuner:
             site.wait_for(" window", tuner)
             filler = fill(place)
@@ -277,7 +279,7 @@ def read_only_before(folder: pathlib.Path) -> str:
 
 
 def read_only_during(folder: pathlib.Path) -> str:
-    site = make(folder)
+    site = make(folder, workload=LONGER)
     with started(site, *QUIET[:2], "study.storage_wait_s=4") as tuner:
         site.wait_for(" window", tuner)
         locked = [site.study, site.study / "launches", *site.study.glob("launches/*")]
@@ -489,7 +491,7 @@ def interrupted(times: int, rounds: int, seed: int, folder: pathlib.Path, number
 
 
 def keeper_killed(folder: pathlib.Path) -> str:
-    site = make(folder)
+    site = make(folder, workload=LONGER)
     with started(site) as tuner:
         site.wait_for(" window", tuner)
         os.kill(site.records("owner.json")["0001"]["keeper"], signal.SIGKILL)
@@ -500,7 +502,7 @@ def keeper_killed(folder: pathlib.Path) -> str:
 
 
 def client_killed(folder: pathlib.Path) -> str:
-    site = make(folder)
+    site = make(folder, workload=LONGER)
     with started(site) as tuner:
         site.wait_for(" window", tuner)
         for pid, line in site.processes().items():

@@ -122,3 +122,18 @@ def test_a_parameter_of_absurdly_many_choices_is_refused_at_once(spec: dict[str,
 def test_rules_that_are_no_list_are_refused() -> None:
     with pytest.raises(UsageError, match="forbid must be a list"):
         parse(forbid=3)
+
+
+@pytest.mark.parametrize("secret", ["hf_canarycanarycanary1", "http://me:canarypass@h/", "--api-key=canarypass"])
+def test_a_choice_that_holds_a_secret_is_refused_without_telling_it(secret: str) -> None:
+    with pytest.raises(UsageError, match="looks like a secret") as told:
+        parse(params={"a": {"choices": [secret]}}, forbid=[], baseline={"a": secret})
+    assert "canary" not in str(told.value)
+
+
+@pytest.mark.parametrize("changes", [{"model": True}, {"needs": 3}, {"model": {"target": {"a": 1}}},
+                                     {"needs": {"gpus": "many"}}, {"needs": {"gpu_name": [1]}}])
+def test_models_and_needs_of_another_kind_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="must be a"):
+        parse(**changes)
+    assert parse(model={"target": "/m", "draft": None}).model == {"target": "/m"}

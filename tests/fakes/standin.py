@@ -87,7 +87,8 @@ class Server:
         if path == "/health":
             return self.reply(writer, 200, {})
         if path == "/server_info":
-            return self.reply(writer, 200, {"flags": self.args.flags, "tokens_per_s": self.args.tokens_per_s})
+            return self.reply(writer, 200, {"flags": self.args.flags, "tokens_per_s": self.args.tokens_per_s,
+                                             "fault": self.args.fault})
         if path == "/v1/models":
             return self.reply(writer, 200, {"data": [{"id": "standin"}]})
         if path == "/metrics":
