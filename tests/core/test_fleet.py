@@ -59,10 +59,11 @@ def records(folder: pathlib.Path, url: str | None = None) -> list[TrialRecord]:
 
 
 def nothing_twice(found: list[TrialRecord]) -> None:
-    """No two launches of one server part, and no configuration measured again on another launch."""
+    """No two launches of one server part but a retry after a transient crash, which is made on purpose."""
     launched: dict[str, set[int | None]] = {}
     for record in found:
-        if record.state in ("COMPLETE", "PRUNED") and record.attrs.get("same_as") is None:
+        if (record.state in ("COMPLETE", "PRUNED") and record.attrs.get("same_as") is None
+                and record.attrs.get("crash_blame") != "transient"):
             server = {k: v for k, v in record.config.items() if k != "concurrency"}
             launched.setdefault(config_key(server), set()).add(record.launch_id)
     assert {key: ids for key, ids in launched.items() if len(ids) > 1} == {}
@@ -99,10 +100,9 @@ def test_the_trials_of_a_killed_worker_are_told_fail_and_asked_again(tmp_path: p
     found = records(tmp_path)
     dead = [r for r in found if r.state == "FAIL"]
     assert [r.attrs["fail_reason"] for r in dead] == ["the tuner died"] and "told FAIL, will be asked again" in said
-    assert {r.state for r in found} == {"COMPLETE", "FAIL"}
     assert dead[0].number == 0
-    again = [r for r in found if r.config == dead[0].config and r.state == "COMPLETE"]
-    assert len(again) == 1 and again[0].attrs["owner"] != dead[0].attrs["owner"]
+    again = {(r.launch_id, r.attrs["owner"]) for r in found if r.config == dead[0].config and r.state == "COMPLETE"}
+    assert len(again) == 1 and dead[0].attrs["owner"] not in {owner for _, owner in again}
     nothing_twice(found)
 
 
