@@ -118,7 +118,8 @@ class RayHosts:
             self.keep(actor, folder)
             progress("crashed" if told["crash"] else "serving", told["launch_s"])
             yield RemoteLive(self, actor, folder, told)
-            self.keep(actor, folder, last=True)
+            with contextlib.suppress(HostLost):  # everything was told by now
+                self.keep(actor, folder, last=True)
         finally:
             with self._lock:
                 self._actors.discard(actor)

@@ -47,7 +47,7 @@ def next_load(gains: Floats, repeats: Floats, measure_s: float, bar: float, fres
 def repeats(memory: Memory, posterior: Posterior, key: Key) -> Floats:
     """(L,) what measuring each load part of a live server again is worth for the choice of the winner."""
     out = np.zeros(len(memory.grid.load_rows))
-    feasible = memory.feasible()
+    feasible = memory.leading()
     if len(feasible) < 2 or not any(k == key for k, _ in feasible):
         return out
     rows = np.array([k for k, _ in feasible], dtype=np.int16)

@@ -123,7 +123,7 @@ class LaunchAware:
         row = _row(key)[None]
         fresh = key in self._fresh
         if not self.memory.count:
-            return self.space.split(self.space.baseline)[1]
+            return self.grid.load(self._usual_load(row))
         planned = self._fresh.get(key)
         if planned is not None:
             return self.grid.load(planned)
@@ -260,7 +260,7 @@ class LaunchAware:
     def _leaders(self) -> list[Key]:
         """Server parts of the best configurations, for large spaces."""
         best: dict[Key, float] = {}
-        for key, load in self.memory.feasible():
+        for key, load in self.memory.leading():
             value = self.memory.servers[key].values[load][0].value or 0.0
             best[key] = max(best.get(key, 0.0), value)
         leaders = sorted(best, key=lambda k: -best[k])[:CENTRES]

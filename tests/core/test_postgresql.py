@@ -82,7 +82,7 @@ def test_a_turn_on_postgresql_is_given_back_by_the_dead(url: str) -> None:
 def test_a_database_that_is_not_there_is_one_line_without_the_password(url: str, tmp_path: pathlib.Path) -> None:
     wrong = url.replace("/postgres", "/nowhere")
     process, = workers(tmp_path, 1, f"study.storage={wrong}")
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=600)[0]
     assert process.returncode == 1 and said.count("\n") == 1 and "cannot open the study storage" in said, said
     assert "s3cret" not in said and leaks(tmp_path / "outputs") == []
 

@@ -1,0 +1,135 @@
+"""Several launches side by side: pending ones count as neither success nor failure, and are not repeated."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from autotune.records import Blame, Config, Crash, Stage
+from autotune.search.plain import Plain
+from autotune.search.protocol import Launch, Limits, Measured, Observation, Stop, StopKind
+from autotune.search.strategy import LaunchAware
+from autotune.space import Space
+from tests.search.generate import random_table
+from tests.search.parallel import Fleet
+from tests.search.simulate import simulate
+
+SPACE = Space.parse({
+    "name": "s", "engine": "e",
+    "params": {"a": {"choices": ["x", "y", "z"]}, "b": {"choices": [False, True]}, "c": {"choices": [1, 2, 4, 8]},
+               "concurrency": {"choices": [1, 64], "load": True}},
+    "baseline": {"a": "x", "b": False, "c": 1, "concurrency": 1}}, "s")
+BASE = SPACE.split(SPACE.baseline)[0]
+CRASH = Crash("b_unsupported", Stage.NCCL_INIT, Blame.ENVIRONMENT, "v1-b", "b is not supported here")
+
+
+def propose(strategy: LaunchAware) -> Config:
+    step = strategy.propose()
+    assert isinstance(step, Launch), step
+    strategy.next_load(step.server)
+    strategy.pending(step.server)
+    return step.server
+
+
+def differences(server: Config) -> set[str]:
+    return {name for name, value in server.items() if BASE[name] != value}
+
+
+def test_while_the_baseline_is_pending_others_try_one_change_each_and_not_the_same() -> None:
+    strategy = LaunchAware(SPACE, Limits())
+    first, *others = [propose(strategy) for _ in range(4)]
+    assert first == BASE
+    tried = [next(iter(differences(server))) + str(server[next(iter(differences(server)))]) for server in others]
+    assert all(len(differences(server)) == 1 for server in others) and len(set(tried)) == 3
+
+
+def test_a_pending_launch_says_nothing_about_chances() -> None:
+    told, pending = LaunchAware(SPACE, Limits()), LaunchAware(SPACE, Limits())
+    for strategy in (told, pending):
+        strategy.tell(Observation(BASE, {"concurrency": 1}, Measured(1.0), 330, 300))
+    pending.pending({**BASE, "b": True})
+    told.propose()
+    pending.propose()
+    rows = told.grid.servers(np.random.default_rng(0))
+    assert (told._crashes.chance(rows) == pending._crashes.chance(rows)).all()
+    assert told.best() == pending.best()
+
+
+def test_what_ended_without_news_comes_up_again() -> None:
+    strategy = LaunchAware(SPACE, Limits())
+    assert propose(strategy) == BASE
+    second = propose(strategy)
+    assert second != BASE
+    strategy.done(BASE)  # its host was lost
+    assert propose(strategy) == BASE
+
+
+def test_a_region_closed_by_the_crash_of_one_is_closed_for_all() -> None:
+    workers = [LaunchAware(SPACE, Limits()) for _ in range(3)]
+    for strategy in workers:
+        strategy.tell(Observation(BASE, {"concurrency": 1}, Measured(1.0, relative_noise=0.01), 330, 300, 0))
+        strategy.tell(Observation({**BASE, "b": True}, None, CRASH, 20, 20, 1))
+    for strategy in workers:
+        for _ in range(4):
+            step = strategy.propose()
+            if isinstance(step, Stop):
+                break
+            assert step.server["b"] is False
+            strategy.pending(step.server)
+
+
+def test_budgets_count_pending_launches() -> None:
+    strategy = LaunchAware(SPACE, Limits(launches=2))
+    propose(strategy)
+    propose(strategy)
+    stop = strategy.propose()
+    assert isinstance(stop, Stop) and stop.kind is StopKind.LAUNCHES
+
+
+def test_one_worker_of_a_fleet_does_what_one_tuner_does() -> None:
+    table = random_table(1)
+    fleet = Fleet(table, LaunchAware(table.space, Limits(), 0), 0, 1).run(8.0)
+    alone = simulate(table, LaunchAware(table.space, Limits(), 0), 0, 8.0)
+    assert [s.share for s in fleet.steps] == [s.share for s in alone.steps] and fleet.launches == alone.launches
+
+
+def test_a_fleet_never_launches_what_runs_and_is_faster_by_the_clock() -> None:
+    table = random_table(3)
+    fleet = Fleet(table, LaunchAware(table.space, Limits(), 0), 0, 4)
+    four = fleet.run(8.0)
+    one = Fleet(table, LaunchAware(table.space, Limits(), 0), 0, 1).run(8.0)
+    assert fleet.twice == 0 and fleet.running == []
+    assert four.hours < one.hours and four.final_share > 0
+
+
+def test_samplers_of_optuna_keep_several_trials_apart() -> None:
+    strategy = Plain(SPACE, "tpe", Limits(), 0)
+    servers = []
+    for _ in range(3):
+        step = strategy.propose()
+        assert isinstance(step, Launch)
+        load = strategy.next_load(step.server)
+        assert load is not None
+        strategy.pending(step.server)
+        servers.append((step.server, load))
+    for server, load in reversed(servers):
+        strategy.tell(Observation(server, load, Measured(1.0), 30, 20))
+        strategy.done(server)
+    states = [t.state.name for t in strategy.study.trials]
+    assert states.count("COMPLETE") == 3 and states.count("RUNNING") == 0
+
+
+def test_a_large_memory_is_asked_through_a_choice_of_it() -> None:
+    from autotune.search import memory
+
+    strategy = LaunchAware(SPACE, Limits())
+    values = np.arange(500.0)
+    chosen = memory._telling(values)
+    assert len(chosen) == memory.MANY == len(set(chosen)) and chosen == sorted(chosen)
+    assert set(range(460, 500)) <= set(chosen) and min(chosen) == 0
+    failures = [dataclasses.replace(CRASH, signature=f"v1-{i % 3}") for i in range(90)]
+    for i, crash in enumerate(failures):
+        strategy.tell(Observation({**BASE, "c": (1, 2, 4, 8)[i % 4]}, None, crash, 20, 20, i))
+    kept = strategy.memory.evidence()
+    assert len(kept) == 3 * memory.OF_ONE_KIND and [f.trial for f in kept] == sorted(f.trial or 0 for f in kept)
