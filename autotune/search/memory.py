@@ -218,7 +218,7 @@ def _telling(values: NDArray[np.float64]) -> list[int]:
 def _newest(failures: list[Failure]) -> list[Failure]:
     """The newest failures of each signature, in their order."""
     left: dict[tuple[str, bool], int] = {}
-    kept = []
+    kept: list[Failure] = []
     for failure in reversed(failures):
         kind = failure.crash.signature, failure.loaded
         left[kind] = left.get(kind, OF_ONE_KIND) - 1
