@@ -1,7 +1,7 @@
 """Where a study is kept: URLs, their drivers and passwords, and Optuna's storage for them.
 
     storage = open_storage("postgresql://user:secret@host/db", lost_after_s=120)
-    hidden("postgresql://user:secret@host/db")  ->  "postgresql://user:***@host/db"
+    hidden("postgresql://user:secret@host/db")  ->  "postgresql://[redacted]@host/db"
 """
 
 from __future__ import annotations
