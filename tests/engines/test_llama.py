@@ -66,16 +66,16 @@ def test_a_trained_draft_foretells_the_target_better_than_where_it_started() -> 
     shape, tensors = Shape.load(PACKAGED_MODEL), weights.load(PACKAGED_MODEL)
     tokenizer = Tokenizer.from_file(str(PACKAGED_MODEL / "tokenizer.json"))
     stream = torch.tensor(tokenizer.encode(pathlib.Path(llama.__file__).read_text()).ids)
-    learned, small = llama.train_draft(tensors, shape, stream, 1, 6.0)
+    learned, small = llama.train_draft(tensors, shape, stream, 1, 30.0)
     untrained = {name: tensors[name] for name in learned}
     prompts = stream[:8 * 48].view(8, 48).long()
     factors = rotations(shape, 128)
     with torch.inference_mode():
         text = continue_text(Target(shape, tensors), shape, prompts, 64, [0.0])
-        hits = []
+        believed = []  # mean log-probability of what the target says
         for some in (untrained, learned):
             draft = Target(small, some)
             x, _ = run_target(draft, small, text, factors)
-            guesses = F.linear(draft.finish(x[:, 47:-1]), draft.embedding).argmax(-1)
-            hits.append((guesses == text[:, 48:]).float().mean().item())
-    assert hits[1] > hits[0] + 0.05
+            guesses = F.linear(draft.finish(x[:, 47:-1]), draft.embedding).log_softmax(-1)
+            believed.append(guesses.gather(-1, text[:, 48:, None]).mean().item())
+    assert believed[1] > believed[0] + 0.2
