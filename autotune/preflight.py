@@ -125,7 +125,7 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
         action = choose(settings.engine, name, value, version)
     except UsageError as error:
         return [str(error)]
-    if action.gpus == "value" and not str(value).isdigit():
+    if action.gpus == "value" and not str(value).isdecimal():
         return [f"{value!r} is not a number of GPUs"]
     wanted = int(value) if action.gpus == "value" else int(action.gpus)
     problems = gpu_problem(wanted, gpus, settings) if wanted > 1 else []
