@@ -99,7 +99,7 @@ def test_a_space_of_a_stranger_runs_nothing(tmp_path: pathlib.Path) -> None:
     (tmp_path / "engine").mkdir()
     mark = tmp_path / "ran"
     hostile = {"_target_": "os.system", "_args_": [f"touch {mark}"], "command": f"touch {mark}"}
-    base = {"name": "t", "engine": "ddtree", "params": {"tp": {"choices": [1]}, "concurrency": {
+    base: dict[str, Any] = {"name": "t", "engine": "ddtree", "params": {"tp": {"choices": [1]}, "concurrency": {
         "choices": [1], "load": True}}, "baseline": {"tp": 1, "concurrency": 1}}
     spaces = [{**base, **hostile}, {**base, "params": {**base["params"], "tp": {"choices": [1], **hostile}}},
               {**base, "workload": hostile}, {**base, "study": hostile}, {**base, "model": {"target": hostile}},
