@@ -125,7 +125,7 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
         action = choose(settings.engine, name, value, version)
     except UsageError as error:
         return [str(error)]
-    if action.gpus == "value" and not str(value).isdigit():
+    if action.gpus == "value" and not str(value).isdecimal():
         return [f"{value!r} is not a number of GPUs"]
     wanted = int(value) if action.gpus == "value" else int(action.gpus)
     problems = gpu_problem(wanted, gpus, settings) if wanted > 1 else []
@@ -134,14 +134,18 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
 
 
 def shown(report: Preflight, settings: Settings) -> str:
-    """The report as plain text: command, host problems, then every choice."""
+    """The report as plain text, without secrets: command, host problems, then every choice."""
     from autotune.engine.argv import shown as command_line
+    from autotune.redact import HIDDEN, Redactor, secret_name
 
+    redactor = Redactor.from_command(report.command.argv, report.command.env, os.environ)
+    command = dataclasses.replace(report.command, argv=tuple(redactor.argv(report.command.argv)), env={
+        name: HIDDEN if secret_name(name) else value for name, value in report.command.env.items()})
     lines = [f"space    {settings.space.name}: {settings.space.describe or settings.space.engine}",
              f"engine   {settings.engine.name} {report.version or '(version unknown)'}",
              f"GPUs     {', '.join(g.hashed for g in report.gpus.gpus) or report.gpus.why_none}",
              f"baseline {', '.join(f'{k}={text(v)}' for k, v in settings.space.baseline.items())}",
-             "", "command of the baseline:", "  " + command_line(report.command), ""]
+             "", "command of the baseline:", "  " + command_line(command), ""]
     if report.problems:
         lines += ["the baseline cannot run here:", *(f"  - {p}" for p in report.problems), ""]
     else:
@@ -158,4 +162,4 @@ def shown(report: Preflight, settings: Settings) -> str:
         for rule in settings.space.rules:
             together = " + ".join(f"{k}={'|'.join(text(x) for x in v)}" for k, v in rule.when.items())
             lines.append(f"  {together}: {rule.because}")
-    return "\n".join(lines)
+    return redactor.text("\n".join(lines))

@@ -42,6 +42,7 @@ from autotune.records import (
     config_key,
     digest,
 )
+from autotune.redact import HIDDEN, secret_name
 from autotune.workload import target_of
 
 TRIES = 3
@@ -64,7 +65,8 @@ class LiveServer:
         self.progress, self.host = progress, host
         self.launch_s = server.after_s
         self.argv = server.redactor.argv(server.command.argv)
-        self.env = dict(server.command.env)
+        self.env = {name: HIDDEN if secret_name(name) else server.redactor.text(value)
+                    for name, value in server.command.env.items()}
         self.resolved = self._resolved() if crash is None else {}
         self.agreement: float | None = None
         self.measurements = 0

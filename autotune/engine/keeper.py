@@ -36,6 +36,8 @@ from autotune.redact import Redactor
 PR_SET_CHILD_SUBREAPER = 36
 FLUSH_S = 2.0
 TAIL_BYTES = 4 << 20
+KEY_BYTES = 16384
+"""No private key is longer; its lines wait for each other, so that they are hidden together."""
 LEFT_OUT = b"\n[autotune: %d bytes of the log left out here]\n"
 
 
@@ -59,6 +61,10 @@ class BoundedLog:
         """
         data = self.rest + data
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        begun = data.rfind(b"-----BEGIN ", 0, cut)
+        if begun >= 0 and b"PRIVATE KEY-----" in data[begun:begun + 60] and len(data) - begun < KEY_BYTES and \
+                data.find(b"-----END", begun, cut) < 0:  # hidden as a whole, once it is one
+            cut = max(data.rfind(b"\n", 0, begun), data.rfind(b"\r", 0, begun)) + 1
         if cut == 0 and len(data) > 65536:
             cut = len(data)
         self.rest = data[cut:]

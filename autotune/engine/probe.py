@@ -140,7 +140,7 @@ def chosen(found: list[Gpu], variable: str | None) -> list[Gpu]:
         return found
     kept: list[Gpu] = []
     for entry in (e.strip() for e in variable.split(",")):
-        match = ([found[int(entry)]] if entry.isdigit() and int(entry) < len(found) else
+        match = ([found[int(entry)]] if entry.isdecimal() and int(entry) < len(found) else
                  [g for g in found if entry and g.uuid.startswith(entry)])
         if not match:
             break  # CUDA ignores everything after the first invalid entry

@@ -101,7 +101,7 @@ class Framing:
     def _head(self, head: bytes) -> None:
         lines = head.decode("latin-1").split("\r\n")
         parts = lines[0].split(" ", 2)
-        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
+        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or len(parts[1]) != 3 or not parts[1].isdecimal():
             raise BadAnswer(f"not an HTTP answer: {lines[0][:80]!r}")
         status = int(parts[1])
         if 100 <= status < 200:
@@ -125,6 +125,8 @@ class Framing:
                 self._left = int(headers["content-length"])
             except ValueError as error:
                 raise BadAnswer(f"Content-Length {headers['content-length'][:40]!r}") from error
+            if self._left < 0:
+                raise BadAnswer(f"Content-Length {self._left}")
             self.done = self._left == 0
         else:
             self.reusable = False

@@ -87,7 +87,10 @@ class TokenStream:
             return True
         if _KEY in part or b"\n:" in part:
             return False
-        for _ in range(part.count(b"\n\n")):
+        events = part.count(b"\n\n")
+        if part.count(b"}\n\n") != events:
+            return False  # one that was cut off, or is no JSON at all
+        for _ in range(events):
             self.times.append(now)
             self.counts.append(0)
         return True

@@ -359,7 +359,7 @@ def with_gpu(folder: pathlib.Path, fault: str = "none", uuid: str = "") -> tuple
     state = folder / "gpu"
     folder.mkdir(parents=True, exist_ok=True)
     state.write_text(GPU.replace("GPU-faults-1", uuid or f"GPU-{folder.name}-{os.getpid()}"))
-    site = make(folder, fault, env={"LD_LIBRARY_PATH": str(library.parent), "FAKE_NVML": str(state)},
+    site = make(folder, fault, "load", env={"LD_LIBRARY_PATH": str(library.parent), "FAKE_NVML": str(state)},
                 workload={"window_s": 5.2, "window_max_s": 6.0})
     return site, state
 

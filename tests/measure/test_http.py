@@ -70,3 +70,10 @@ def test_a_request_carries_its_length_and_headers() -> None:
     made = request("h:1", "/p", b"{}", {"Authorization": "Bearer k"})
     assert made.startswith(b"POST /p HTTP/1.1\r\nHost: h:1\r\n") and made.endswith(b"\r\n\r\n{}")
     assert b"Content-Length: 2\r\n" in made and b"Authorization: Bearer k\r\n" in made
+
+
+@pytest.mark.parametrize("head", ["HTTP/1.1 1\u00b90 OK", "HTTP/1.1 2000 OK", "HTTP/1.1 " + "9" * 5000 + " OK",
+                                  "HTTP/1.1 200 OK\r\nContent-Length: -5", "HTTP/1.1 200 OK\r\nContent-Length: \u00b9"])
+def test_numbers_that_are_none_are_bad_answers(head: str) -> None:
+    with pytest.raises(BadAnswer):
+        Framing().feed(head.encode("latin-1") + b"\r\n\r\nhello")

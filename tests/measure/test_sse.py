@@ -135,3 +135,13 @@ def test_what_is_not_a_json_object_is_refused(bad: bytes) -> None:
     for before in ((), (completion("a", 1), completion("b", 2))):
         with pytest.raises(BadStream):
             read(*before, bad)
+
+
+def test_an_event_that_is_cut_off_among_whole_ones_is_noticed() -> None:
+    framing, stream = Framing(), TokenStream()
+    framing.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    events = [b'data: {"choices": [{"text": "word"}]}\n\n'] * 2 + [b"data: {this is not json\n\n"]
+    parts = [b"%x\r\n%b\r\n" % (len(event), event) for event in events]
+    with pytest.raises(BadStream):
+        stream.take(framing, parts, [1.0, 2.0, 3.0])
+    assert len(stream.times) == 2
