@@ -69,6 +69,7 @@ def nothing_twice(found: list[TrialRecord]) -> None:
     assert {key: ids for key, ids in launched.items() if len(ids) > 1} == {}
 
 
+@pytest.mark.slow
 def test_workers_share_a_study_and_measure_nothing_twice(tmp_path: pathlib.Path) -> None:
     said = ended(workers(tmp_path, 3))
     found = records(tmp_path)
@@ -114,6 +115,7 @@ def test_tune_after_workers_confirms_without_searching_again(tmp_path: pathlib.P
     assert len(records(tmp_path)) == before and "launch script" in said
 
 
+@pytest.mark.slow
 def test_a_host_of_another_kind_is_refused_with_the_reason_and_exit_4(tmp_path: pathlib.Path) -> None:
     ended(workers(tmp_path, 1, "study.launches=1"))
     file = tmp_path / "spaces" / "engine" / "standin.yaml"

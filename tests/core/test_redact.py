@@ -71,3 +71,7 @@ def test_the_counters_in_a_servers_log_are_not_secrets() -> None:
     line = "Decode batch, #running-req: 12, #token: 40960, token usage: 0.31, #queue-req: 0"
     assert Redactor().text(line) == line
     assert "hunter2" not in Redactor().text("#x token: hunter2 password=hunter2")
+
+
+def test_an_environment_alone_is_enough_to_redact_with() -> None:
+    assert Redactor.from_command((), {"HF_TOKEN": "abcdef0123456789"}).text("got abcdef0123456789.") == "got [redacted]."
