@@ -74,4 +74,5 @@ def test_the_counters_in_a_servers_log_are_not_secrets() -> None:
 
 
 def test_an_environment_alone_is_enough_to_redact_with() -> None:
-    assert Redactor.from_command((), {"HF_TOKEN": "abcdef0123456789"}).text("got abcdef0123456789.") == "got [redacted]."
+    redactor = Redactor.from_command((), {"HF_TOKEN": "abcdef0123456789"})
+    assert redactor.text("got abcdef0123456789.") == "got [redacted]."

@@ -16,9 +16,9 @@ from autotune.records import AutotuneError
 from autotune.storage import hidden
 from autotune.study import Study
 from autotune.turns import Turns
-from tests.core import postgres
-from tests.core.test_fleet import ended, nothing_twice, records, workers
 from tests.core.test_tune import ROOT
+from tests.fleet import postgres
+from tests.fleet.test_fleet import ended, nothing_twice, records, workers
 
 pytestmark = pytest.mark.slow
 

@@ -119,7 +119,7 @@ def test_tune_after_workers_confirms_without_searching_again(tmp_path: pathlib.P
 def test_a_host_of_another_kind_is_refused_with_the_reason_and_exit_4(tmp_path: pathlib.Path) -> None:
     ended(workers(tmp_path, 1, "study.launches=1"))
     file = tmp_path / "spaces" / "engine" / "standin.yaml"
-    process, = workers(tmp_path, 1, "engine.version=9.9")
+    process, = workers(tmp_path, 1, "+engine.version={use:'9.9'}")
     said = process.communicate(timeout=600)[0]
     assert process.returncode == 4 and said.count("\n") == 1, said
     assert "cannot join study t" in said and "9.9" in said and file.exists()
