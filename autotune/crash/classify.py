@@ -124,7 +124,8 @@ class _Reading:
 
     def _crash(self, rule: rules.Rule, category: str, stage: Stage, name: str, excerpt: str) -> Crash:
         return Crash(category=category, stage=stage, blame=Blame(rule.blame_at(stage)), signature=name,
-                     excerpt=Redactor.from_command((), os.environ).text(excerpt), explanation=rule.explanation, next_step=rule.next_step,
+                     excerpt=Redactor.from_command((), os.environ).text(excerpt),
+                     explanation=rule.explanation, next_step=rule.next_step,
                      exit_status=self.exit_status, after_s=self.after_s)
 
     def _signature(self, stage: Stage, kind: str, message: str, frames: Sequence[tuple[str, str]],
