@@ -48,7 +48,7 @@ class Redactor:
     def from_command(cls, argv: Sequence[str], *environments: Mapping[str, str]) -> Redactor:
         """Collect the values of secret-looking flags and variables."""
         values = [value for env in environments for name, value in env.items() if secret_name(name)]
-        for flag, value in zip(argv, [*argv[1:], ""], strict=True):
+        for flag, value in zip(argv, [*argv[1:], ""], strict=False):  # of no arguments at all: none
             name, equals, attached = flag.partition("=")
             if flag.startswith("-") and secret_name(name):
                 values.append(attached if equals else value)

@@ -71,3 +71,7 @@ def test_the_counters_in_a_servers_log_are_not_secrets() -> None:
     line = "Decode batch, #running-req: 12, #token: 40960, token usage: 0.31, #queue-req: 0"
     assert Redactor().text(line) == line
     assert "hunter2" not in Redactor().text("#x token: hunter2 password=hunter2")
+
+
+def test_an_environment_without_a_command_is_enough() -> None:
+    assert Redactor.from_command((), {"HF_TOKEN": "tok-12345"}).text("got tok-12345") == f"got {HIDDEN}"
