@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 HIDDEN = "[redacted]"
 NAME = re.compile(
-    r"(?:^|[-_.]|^pg)(?:api[-_]?key|access[-_]?key|secret|token|password|passwd|passphrase|credentials?|auth|private[-_]?key"
+    r"(?:^|[-_.])(?:api[-_]?key|access[-_]?key|secret|token|password|passwd|passphrase|credentials?|auth|private[-_]?key"
     r"|bearer|cookie|session[-_]?key|dsn)(?:$|[-_.])|(?:^|[-_])(?:key|pat)$|[-_]pwd$", re.I)
 HARMLESS = re.compile(
     r"(?:max|min|num|new|output|input|total|draft|prefill|running|kv|cache|best|first|mask|pad|eos|bos|skip|per)[-_]?"
@@ -48,7 +48,7 @@ class Redactor:
     def from_command(cls, argv: Sequence[str], *environments: Mapping[str, str]) -> Redactor:
         """Collect the values of secret-looking flags and variables."""
         values = [value for env in environments for name, value in env.items() if secret_name(name)]
-        for flag, value in zip(argv, [*argv[1:], ""], strict=False):
+        for flag, value in zip(argv, [*argv[1:], ""], strict=False):  # of no arguments at all: none
             name, equals, attached = flag.partition("=")
             if flag.startswith("-") and secret_name(name):
                 values.append(attached if equals else value)

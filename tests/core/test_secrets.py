@@ -77,7 +77,7 @@ def test_no_secret_reaches_anything_that_is_written_or_printed(tmp_path: pathlib
     assert {".log", ".json", ".jsonl", ".html", ".md", ".db", ".sh", ".service", ".yaml"} <= kinds
     assert "[redacted]" in log.read_text() and "db.example" in log.read_text()
     with sqlite3.connect(place.study / "study.db") as db:
-        notes = [row[0] for row in db.execute("select value_json from trial_system_attributes where key like '%note%'")]
+        notes = [row[0] for row in db.execute("select value_json from study_system_attributes where key like '%note%'")]
     assert notes and any("[redacted]" in note for note in notes)
     assert json.loads((log.parent / "command.json").read_text())["env"]["SERVER_SECRET"] == "[redacted]"
 
