@@ -62,6 +62,8 @@ def parse(argv: Sequence[str]) -> Line:
         elif "=" in item or item.startswith("~"):
             overrides.append(item)
         else:
+            if item in VERBS:
+                raise UsageError(f"the verb comes first: python -m autotune {item} ...")
             raise UsageError(f"{item!r} is neither a verb ({', '.join(VERBS)}) nor an override key=value")
     return Line(verb, tuple(overrides), tuple(files), tuple(spaces), **flags)
 

@@ -140,6 +140,12 @@ class Settings:
     overrides: tuple[str, ...]
     composed: Mapping[str, Any]
     """The whole composed configuration as plain data, for provenance."""
+    spaces: tuple[str, ...] = ()
+    """Folders of spaces named on the command line."""
+
+    def command(self, verb: str) -> list[str]:
+        """The command line that does `verb` with these settings."""
+        return ["python", "-m", "autotune", verb, *self.overrides, *(f"--spaces={folder}" for folder in self.spaces)]
 
     @property
     def study_name(self) -> str:
@@ -190,7 +196,7 @@ def load(overrides: Sequence[str], extra_spaces: Sequence[str] = ()) -> Settings
 
     files = space_files(extra_spaces)
     try:
-        return _load(list(overrides), files)
+        return dataclasses.replace(_load(list(overrides), files), spaces=tuple(extra_spaces))
     except RecursionError as error:
         raise UsageError("the space refers to itself (a YAML anchor or a defaults list)") from error
     except OverrideParseException as error:

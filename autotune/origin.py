@@ -41,22 +41,26 @@ def identity(settings: Settings, report: Preflight | None = None) -> dict[str, A
     }
 
 
+def command_line(settings: Settings, verb: str) -> str:
+    """The command that does `verb` with these settings, for a shell, without secrets."""
+    secrets = passwords([settings.study.storage, *settings.study.warm_start])
+    return shlex.join(Redactor(secrets).argv(settings.command(verb)))
+
+
 def provenance(settings: Settings, report: Preflight) -> dict[str, Any]:
     """Where a study comes from: versions, host, command."""
     import importlib.metadata
 
     import autotune
 
-    secrets = passwords([settings.study.storage, *settings.study.warm_start])
     packages = {}
     for name in ("optuna", "hydra-core", "torch", "httpx", "nvidia-ml-py", settings.engine.package):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             packages[str(name)] = importlib.metadata.version(str(name))
-    command = ["python", "-m", "autotune", "tune", *settings.overrides]
     return {"autotune": autotune.__version__, "python": platform.python_version(), "packages": packages,
             "engine_version": report.version, "driver": report.gpus.driver, "cpu": cpu_name(),
             "gpu": [g.hashed for g in report.gpus.gpus], "kernel": platform.release(),
-            "command": shlex.join(Redactor(secrets).argv(command)),
+            "command": command_line(settings, "tune"),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
 
 

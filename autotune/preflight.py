@@ -8,11 +8,11 @@ import pathlib
 import time
 
 from autotune.config import Settings
-from autotune.engine.argv import Command, build, choose
+from autotune.engine.argv import Command, UnknownPlaceholder, build, choose
 from autotune.engine.probe import Gpus, engine_version, gpu_users, interpreter_problem, visible_gpus
 from autotune.engine.spec import text
 from autotune.measure.power.meter import MeterUnavailable, Powered, open_meter
-from autotune.records import UsageError, Value
+from autotune.records import Config, UsageError, Value
 
 SETTLE_S = 10.0
 
@@ -44,6 +44,7 @@ def check(settings: Settings) -> Preflight:
     gpus = visible_gpus()
     server = space.split(space.baseline)[0]
     command = build(engine, space, server, port="PORT", device=settings.device, version=version)
+    refuse_unknown_placeholders(settings, server, version)
     problems = host_problems(settings, gpus, version)
     if len(gpus.gpus) >= int(space.needs.get("gpus", 0)):
         problems += gpu_problem(command.gpus, gpus, settings)
@@ -53,6 +54,21 @@ def check(settings: Settings) -> Preflight:
             found = choice_problems(settings, param.name, value, gpus, version)
             choices.append(Choice(param.name, value, tuple(found)))
     return Preflight(command, version, gpus, tuple(problems), tuple(choices))
+
+
+def refuse_unknown_placeholders(settings: Settings, server: Config, version: str | None) -> None:
+    """Raises UsageError for a choice whose command could not be made: a study would end in the middle of it."""
+    space = settings.space
+    some = {p.name: p.choices[0] for p in space.server_params} | dict(server)
+    for param in space.server_params:
+        for value in param.choices:
+            try:
+                build(settings.engine, space, {**some, param.name: value}, port="PORT", device=settings.device,
+                      version=version)
+            except UnknownPlaceholder as error:
+                raise UsageError(f"{param.name}={text(value)}: {error}") from None
+            except UsageError:  # a choice that this version lacks: `choice_problems` says so
+                continue
 
 
 def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[str]:

@@ -20,7 +20,7 @@ from autotune.engine.leftovers import end_leftovers
 from autotune.engine.probe import visible_gpus
 from autotune.measure.objective import Objective
 from autotune.measure.power.meter import PowerSettings
-from autotune.origin import identity, provenance, versions
+from autotune.origin import command_line, identity, provenance, versions
 from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ def worker(settings: Settings) -> int:
     from autotune import fleet
     from autotune.search.protocol import StopKind
 
+    if settings.executor.kind == "ray":
+        raise UsageError("a worker launches on its own host: leave executor=ray out, or run tune executor=ray once")
     report, power, refused = here(settings)
     settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
     with own_gpus(settings, report):
@@ -127,7 +129,7 @@ def worker(settings: Settings) -> int:
             stop = make_tuner(settings, study, bench(settings, report, power), watcher).run()
     mine = [record for record in study.records() if record.attrs.get("owner") == study.owner]
     print(f"this worker made {len(mine)} of {len(study.records())} trials and stopped: {stop.reason}\n"
-          f"python -m autotune tune +space={settings.space.name} with the same study.storage confirms and reports")
+          f"{command_line(settings, 'tune')} confirms and reports")
     if stop.kind is StopKind.HOST:
         raise HostCannotRun(stop.reason)
     return 0
@@ -231,7 +233,7 @@ def refuse(settings: Settings, report: preflight.Preflight) -> None:
     """Raises HostCannotRun with everything that is missing."""
     if report.problems:
         raise HostCannotRun(f"space {settings.space.name} cannot run here: {'; '.join(report.problems)} "
-                            f"(python -m autotune check +space={settings.space.name} tells more)")
+                            f"({command_line(settings, 'check')} tells more)")
 
 
 def objective_for(settings: Settings, energy_source: str) -> Objective:
@@ -272,7 +274,7 @@ def open_study(settings: Settings, create: bool = True, report: preflight.Prefli
     url = settings.study.storage or sqlite_url(settings.folder)
     if not create and settings.study.storage is None and not (settings.folder / "study.db").exists():
         raise UsageError(f"there is no study in {settings.folder} yet: "
-                         f"run python -m autotune +space={settings.space.name} first")
+                         f"run {command_line(settings, 'tune')} first")
     limits = sorted(settings.limits)
     return Study.open(url, settings.study_name, settings.space, identity(settings, report), limits, create,
                       settings.study.lost_after_s, settings.study.storage_wait_s)

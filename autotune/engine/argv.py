@@ -21,6 +21,10 @@ from autotune.space import Space
 PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_.]*)\}")
 
 
+class UnknownPlaceholder(UsageError):
+    """An engine file names something in braces that the space does not give."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Command:
     """An argument vector and the environment variables set on top of the caller's own; `gpus` it uses."""
@@ -106,7 +110,8 @@ def fill(template: str, values: Mapping[str, str], engine: str) -> str:
 
     def lookup(match: re.Match[str]) -> str:
         if match[1] not in values:
-            raise UsageError(f"engine {engine}: {{{match[1]}}} is not known here (model paths are set in the space)")
+            raise UnknownPlaceholder(f"engine {engine}: {{{match[1]}}} is not known here (model paths are set in the "
+                                     "space)")
         return values[match[1]]
 
     return PLACEHOLDER.sub(lookup, template)

@@ -14,6 +14,8 @@ from autotune.engine.spec import EngineSpec
 from autotune.records import digest
 
 PROBE_S = 60.0
+OURSELVES = "autotune"
+"""The package of the embedded engine, which is a part of this one."""
 IDLE_SHARE = 0.05
 """Of a GPU's memory: what the driver itself keeps is less."""
 ASK_VERSION = ("import importlib.metadata as m, sys\n"
@@ -47,6 +49,8 @@ def engine_version(engine: EngineSpec) -> str | None:
     if engine.version is not None:
         return engine.version
     if engine.package is None:
+        return None
+    if engine.package == OURSELVES:
         import autotune
 
         return autotune.__version__
@@ -68,7 +72,9 @@ def interpreter_problem(engine: EngineSpec) -> str | None:
     """Why the engine's interpreter or program cannot be started; None when it can be found."""
     program = engine.command[0].replace("{python}", engine.python or sys.executable)
     if shutil.which(program) is None:
-        return f"the program {program} is not found (set engine.python=/path/to/python)"
+        mend = "set engine.python=/path/to/python" if "{python}" in engine.command[0] else \
+            f"put it on PATH, or its path into the command of engine {engine.name}"
+        return f"the program {program} is not found, or cannot be run ({mend})"
     return None
 
 

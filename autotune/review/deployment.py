@@ -18,6 +18,7 @@ from typing import Any
 from autotune.config import Settings
 from autotune.engine.argv import build
 from autotune.history import TrialRecord
+from autotune.origin import command_line
 from autotune.records import Config, UsageError
 from autotune.redact import HIDDEN, Redactor, secret_name
 from autotune.review import verdict
@@ -220,7 +221,7 @@ def _facts(settings: Settings, story: Story, record: TrialRecord, entry: Tested 
         ("Device", _joined(made.get("gpu") or identity.get("devices"))), ("Driver", made.get("driver")),
         ("autotune", made.get("autotune")), ("Configuration", config_text(record.config)),
         ("Measured", _figures(story, entry, load)), ("Energy", verdict.energy_words(entry)),
-        ("Verdict", _claim(story, record)), ("Reproduce", made.get("command") or _command(settings)),
+        ("Verdict", _claim(story, record)), ("Reproduce", made.get("command") or command_line(settings, "tune")),
     ]
     return tuple((label, one_line(value)) for label, value in facts if value not in (None, ""))
 
@@ -271,14 +272,8 @@ def _origin(settings: Settings, story: Story, record: TrialRecord, entry: Tested
         "limits": {limit.name: limit.limit for limit in story.limits},
         "limit_ratios": dict(entry.ratios) if entry else {},
         "identity": dict(story.identity), "provenance": dict(story.provenance),
-        "reproduce": story.provenance.get("command") or _command(settings),
+        "reproduce": story.provenance.get("command") or command_line(settings, "tune"),
     }
-
-
-def _command(settings: Settings) -> str:
-    import shlex
-
-    return f"python -m autotune tune {shlex.join(settings.overrides)}"
 
 
 def _joined(value: Any) -> str | None:

@@ -179,9 +179,8 @@ def _provenance(story: Story) -> Section:
     ]
     blocks: list[Block] = [Facts(tuple((k, one_line(v)) for k, v in rows if v not in (None, "", "None")))]
     lines = [str(made["command"])] if made.get("command") else []
-    if story.winner is not None:
-        space = shlex.quote(story.space.name)
-        lines += [f"python -m autotune export +space={space}", f"python -m autotune dashboard +space={space}"]
+    if lines and story.winner is not None:
+        lines += [lines[0].replace(" tune ", f" {verb} ", 1) for verb in ("export", "dashboard")]
     if lines:
         blocks.append(Code("\n".join(lines), "How to reproduce the study, export its winner, and look at every trial"))
     argv = story.winner.record.attrs.get("server_argv") if story.winner is not None else None

@@ -174,7 +174,8 @@ def record(grid: Grid, outlook: Outlook, region: Region, after_launches: int, re
     if reopened is None:
         reason = f"{region.name} closed after {told}: {region.why} ({total})"
         works = "is measured" if region.under_load else "comes up"
-        opens = (f"a launch with {region.name} {works}, its chance rises above {FAIR:.0%}, or launches elsewhere gain "
+        rise = f"its chance rises above {FAIR:.0%}, " if region.chance < FAIR else ""
+        opens = (f"a launch with {region.name} {works}, {rise}or launches elsewhere gain "
                  f"less than {region.chance * region.upper / region.cost_s * 3600:.1%} an hour")
         if region.why is not None and region.why.startswith(LACKING):
             opens = f"the host is mended and a launch with {region.name} comes up"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 
@@ -143,3 +144,20 @@ def test_each_measurement_of_a_server_sends_prompts_of_its_own_the_same_for_ever
 
     assert not set(prompts(1)) & set(prompts(2)) and prompts(2) == prompts(2, 16)
     assert workload.load({}, 1).seed != workload.load({}, 2).seed
+
+
+def test_a_choice_whose_command_cannot_be_made_is_refused_before_anything_starts() -> None:
+    """Found by a user: the study ended in the middle, at the first launch of that choice, and again when resumed."""
+    from autotune import preflight
+
+    with pytest.raises(UsageError, match=r"draft_model.*\{model.draft\} is not known"):
+        preflight.check(load(["+space=vllm_cpu_spec", "~space.model.draft"]))
+
+
+def test_an_engine_without_a_package_has_no_version_and_the_embedded_one_has_ours() -> None:
+    import autotune
+    from autotune.engine.probe import engine_version
+
+    embedded = load(["+space=local"]).engine
+    assert engine_version(embedded) == autotune.__version__
+    assert engine_version(dataclasses.replace(embedded, package=None)) is None
