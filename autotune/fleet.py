@@ -1,23 +1,19 @@
-"""Several workers on one study: which hosts may join, which GPUs are taken, what workers share beside trials.
+"""Several workers on one study: which hosts may join, and what workers share beside trials.
 
-    with own_gpus(folder, gpus):          # no other worker of this study measures on them
-        study = join(lambda: open_study(settings), this_host)
+    study = join(lambda: open_study(settings))
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import pathlib
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from autotune.engine.probe import Gpu
 from autotune.files import write_json
-from autotune.records import AutotuneError, HostCannotRun, digest
+from autotune.records import HostCannotRun
 from autotune.study import Mixed, Study, is_here, owner_alive
 
 OF_A_HOST = {"devices": "its GPUs (or CPU)", "engine_version": "its engine's version"}
@@ -42,29 +38,6 @@ def join(open_study: Callable[[], Study]) -> Study:
 
 def _text(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-@contextlib.contextmanager
-def own_gpus(folder: pathlib.Path, gpus: Sequence[Gpu]) -> Iterator[None]:
-    """Hold these GPUs against other workers of this study folder; given back when the process ends.
-
-    Raises AutotuneError when another one holds one of them.
-    """
-    with contextlib.ExitStack() as held:
-        for gpu in gpus:
-            path = folder / "gpus" / f"{digest(gpu.uuid, 8)}.lock"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context(path.open("a+"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.seek(0)
-                raise AutotuneError(f"another worker of this study (pid {file.read().strip() or 'unknown'}) measures "
-                                    f"on {gpu.hashed}: give each its own GPUs with CUDA_VISIBLE_DEVICES") from None
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-        yield
 
 
 def neighbours(study: Study) -> int:

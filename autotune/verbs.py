@@ -78,8 +78,6 @@ def tune(settings: Settings) -> int:
         report, power, refused = hosts.preflight() if hosts is not None else here(settings)
         refuse(settings, report)
         settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
-        if hosts is None:
-            held.enter_context(own_gpus(settings, report))
         study = open_study(settings, report=report)
         study.set_attr("provenance", provenance(settings, report))
         study.set_attr("strategy", settings.study.strategy)
@@ -117,16 +115,15 @@ def worker(settings: Settings) -> int:
         raise UsageError("a worker launches on its own host: leave executor=ray out, or run tune executor=ray once")
     report, power, refused = here(settings)
     settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
-    with own_gpus(settings, report):
-        study = fleet.join(lambda: open_study(settings))
-        for name, value in (("provenance", provenance(settings, report)), ("strategy", settings.study.strategy)):
-            if name not in study.attrs():
-                study.set_attr(name, value)
-        with progress(settings, study, energy_text(power, refused)) as watcher:
-            if not report.gpus.gpus and (others := fleet.neighbours(study)):
-                watcher.note(f"{others} other worker{'s' if others > 1 else ''} on this host's CPU cores: their "
-                             "measurements and ours disturb each other")
-            stop = make_tuner(settings, study, bench(settings, report, power), watcher).run()
+    study = fleet.join(lambda: open_study(settings))
+    for name, value in (("provenance", provenance(settings, report)), ("strategy", settings.study.strategy)):
+        if name not in study.attrs():
+            study.set_attr(name, value)
+    with progress(settings, study, energy_text(power, refused)) as watcher:
+        if not report.gpus.gpus and (others := fleet.neighbours(study)):
+            watcher.note(f"{others} other worker{'s' if others > 1 else ''} on this host's CPU cores: their "
+                         "measurements and ours disturb each other")
+        stop = make_tuner(settings, study, bench(settings, report, power), watcher).run()
     mine = [record for record in study.records() if record.attrs.get("owner") == study.owner]
     print(f"this worker made {len(mine)} of {len(study.records())} trials and stopped: {stop.reason}\n"
           f"{command_line(settings, 'tune')} confirms and reports")
@@ -178,13 +175,6 @@ def here(settings: Settings) -> tuple[preflight.Preflight, PowerSettings, dict[s
 
     report = ready_or_refuse(settings)
     return report, *working_power(settings, report.gpus)
-
-
-def own_gpus(settings: Settings, report: preflight.Preflight) -> contextlib.AbstractContextManager[None]:
-    """Hold this host's GPUs against other workers of the study."""
-    from autotune import fleet
-
-    return fleet.own_gpus(settings.folder, () if settings.device == "cpu" else report.gpus.gpus)
 
 
 def make_strategy(settings: Settings) -> Strategy:

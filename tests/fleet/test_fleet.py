@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from autotune.engine.gpulock import locked
 from autotune.engine.probe import Gpu
-from autotune.fleet import own_gpus
 from autotune.history import TrialRecord
 from autotune.origin import devices
 from autotune.records import AutotuneError, config_key
@@ -146,13 +146,13 @@ def test_a_study_of_before_that_named_its_gpus_one_by_one_goes_on(tmp_path: path
 
 
 def test_two_workers_of_a_study_never_measure_on_the_same_gpu(tmp_path: pathlib.Path) -> None:
-    one, two = Gpu("GPU-1", "NVIDIA H200", 139), Gpu("GPU-2", "NVIDIA H200", 139)
-    with own_gpus(tmp_path, [one]):
-        with pytest.raises(AutotuneError, match="CUDA_VISIBLE_DEVICES"), own_gpus(tmp_path, [two, one]):
+    one, two = (Gpu(f"GPU-{tmp_path}-{n}", "NVIDIA H200", 139) for n in (1, 2))
+    with locked([one]):
+        with pytest.raises(AutotuneError, match="CUDA_VISIBLE_DEVICES"), locked([two, one]):
             pass
-        with own_gpus(tmp_path, [two]):
+        with locked([two]):
             pass
-    with own_gpus(tmp_path, [one, two]):
+    with locked([one, two]):
         pass
 
 
