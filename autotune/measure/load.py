@@ -118,33 +118,32 @@ class Load:
 
     # Reading
 
-    def _read(self, slot: Slot, now: float) -> None:
-        """Read where every read is looked at: the head of an answer, an error's body, an answer that is not chunked."""
+    def _read(self, slot: Slot, now: float) -> int | None:
+        """Read where every read is looked at: the head of an answer, an error's body, an answer that is not chunked.
+
+        Returns how many bytes came; None when none could be read.
+        """
         try:
             data = slot.receive(READ_BYTES)
         except OSError as error:
             self._failed_read(slot, now, error)
-            return
+            return None
         slot.parts.append(data)
         slot.stamps.append(now)
         self._digest(slot, now)
+        return len(data)
 
     def _look(self, slot: Slot, now: float) -> None:
         """Read a stream that was left alone, and see whether it can be left alone again."""
         slot.resting = False
         self.poller.register(slot.fd, slot.interest)
-        try:
-            data = slot.receive(READ_BYTES)
-        except OSError as error:
-            self._failed_read(slot, now, error)
-            return
         reply = slot.reply
-        slot.parts.append(data)
-        slot.stamps.append(now)
-        self._digest(slot, now)
+        size = self._read(slot, now)
+        if size is None:
+            return
         if slot.reply is not reply:
             self.pacing.missed_end()
-        elif len(data) < FULL_BYTES:
+        elif size < FULL_BYTES:
             self._rest(slot, now)
 
     def _rest(self, slot: Slot, now: float) -> None:
