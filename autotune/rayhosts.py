@@ -173,12 +173,15 @@ def _look(settings: Settings) -> tuple[preflight.Preflight, PowerSettings, dict[
 
 @contextlib.contextmanager
 def connected(settings: Settings) -> Iterator[RayHosts]:
-    """The cluster of `executor.address`. Raises AutotuneError when Ray is not installed or not reachable."""
+    """The cluster of `executor.address`.
+
+    Raises HostCannotRun when Ray is not installed here, AutotuneError when the cluster does not answer.
+    """
     try:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise AutotuneError("executor=ray needs Ray: pip install 'autotune-llm[ray]'") from error
+        raise HostCannotRun("executor=ray needs Ray: pip install 'autotune-llm[ray]'") from error
     address = settings.executor.address
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="autotune")

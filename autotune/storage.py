@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from autotune.records import AutotuneError
+from autotune.records import HostCannotRun, UsageError
 from autotune.redact import Redactor
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def with_driver(url: str) -> str:
     for driver in ("psycopg", "psycopg2"):
         if importlib.util.find_spec(driver) is not None:
             return f"postgresql+{driver}://{rest}"
-    raise AutotuneError("study.storage is a PostgreSQL database, and its driver is missing here: "
+    raise HostCannotRun("study.storage is a PostgreSQL database, and its driver is missing here: "
                         "pip install 'autotune-llm[postgresql]'")
 
 
@@ -77,13 +77,24 @@ def hidden(url: str) -> str:
 def open_storage(url: str, lost_after_s: float) -> optuna.storages.RDBStorage:
     """Optuna's storage; trials without a sign of life for `lost_after_s` seconds are stale in it.
 
-    Raises what SQLAlchemy and its drivers raise, and AutotuneError for a driver that is not installed.
+    Raises UsageError for a URL that is none, HostCannotRun for a driver that is not installed, and for a database that
+    does not answer what SQLAlchemy and its drivers raise.
     """
     import optuna
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
 
     warnings.filterwarnings("ignore", message=".*heartbeat.*", category=optuna.exceptions.ExperimentalWarning)
+    driven = with_driver(url)
+    try:
+        make_url(driven).get_dialect()().import_dbapi()
+    except (ArgumentError, ValueError) as error:  # its words may hold part of a password
+        raise UsageError(f"study.storage={hidden(url)} is no URL of a kind of database that is known here, such as "
+                         "postgresql://USER@HOST/DB") from error
+    except ImportError as error:
+        raise HostCannotRun(f"study.storage={hidden(url)} needs a driver that is missing here: {error}") from error
     return optuna.storages.RDBStorage(
-        with_driver(url), engine_kwargs=_engine_options(url), heartbeat_interval=max(1, int(lost_after_s / BEATS)),
+        driven, engine_kwargs=_engine_options(url), heartbeat_interval=max(1, int(lost_after_s / BEATS)),
         grace_period=max(2, int(lost_after_s)))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.history import Verdict
-from autotune.records import Blame, Crash, Energy, Measurement, Stage, UsageError
+from autotune.records import AutotuneError, Blame, Crash, Energy, Measurement, Stage, UsageError
 from autotune.space import Space
 from autotune.study import Study, owner_alive, owner_id, sqlite_url
 
@@ -117,6 +117,15 @@ def test_a_result_is_copied_for_a_configuration_of_the_same_server(tmp_path: pat
     study.copy(study.ask({**SPACE.baseline, "topk": 1}, launch=2), study.records()[0], cost_s=5, launch_s=4)
     copy = study.records()[1]
     assert (copy.value, copy.attrs["same_as"], copy.attrs["launch_id"], copy.attrs["cost_s"]) == (2.0, 0, 2, 5)
+
+
+@pytest.mark.parametrize(("url", "code"), [
+    ("nonsense", 2), ("mysqll://me:hunter22@host/db", 2), ("mysql+nodriver://me:hunter22@host/db", 2),
+    ("mysql://me:hunter22@host/db", 4)])
+def test_a_storage_that_cannot_be_is_a_wrong_setting_and_a_missing_driver_is_the_hosts(url: str, code: int) -> None:
+    with pytest.raises(AutotuneError, match="study.storage=") as caught:
+        Study.open(url, "s", SPACE, IDENTITY)
+    assert caught.value.exit_code == code and "hunter22" not in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_an_unreachable_storage_is_one_clear_line_without_its_password() -> None:
