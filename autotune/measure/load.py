@@ -26,7 +26,7 @@ from collections import deque
 from typing import Any, BinaryIO
 
 from autotune.measure import http, sse, system
-from autotune.measure.pacing import FULL_BYTES, TOKENS_BEFORE, WATCHED, Pacing
+from autotune.measure.pacing import EARLY_S, FULL_BYTES, TOKENS_BEFORE, WATCHED, Pacing
 from autotune.measure.reply import Reply, packed
 from autotune.measure.slot import CONNECTING, IDLE, READING, Slot
 from autotune.measure.source import RequestSource
@@ -34,6 +34,7 @@ from autotune.measure.spec import LoadOrder
 from autotune.measure.tally import Tally
 
 TICK_S = 0.2
+TIMERS_S = 0.5  # between two looks at the time limits of requests, which are tens of seconds
 BACKOFF_S = (0.025, 1.0)  # a closed-loop connection pauses after errors in a row, from the first to the second
 READ_BYTES = 65536
 FEW = 16
@@ -67,7 +68,7 @@ class Load:
         """Send until told to stop, then report. Returns when the parent has everything, or is gone."""
         self.poller.register(self.commands, select.POLLIN)
         self.source.prepare(len(self.slots) if self.rate is None else 1)
-        next_tick = self.next_arrival = now = time.monotonic()
+        next_tick = next_timers = self.next_arrival = now = time.monotonic()
         if self.rate is None:
             for slot in self.slots:
                 self._start(slot, now)
@@ -97,14 +98,17 @@ class Load:
                     self._read(ready, now)
                 else:
                     self._progress(ready, mask, now)
-            while (resting := self.pacing.due(now)) is not None:
+            while (resting := self.pacing.due(now + EARLY_S)) is not None:
                 self._look(resting, now)
             if now >= next_tick:
                 for slot in self.slots:
                     if slot.parts:
                         self._digest(slot, now)
                         self._rest(slot, now)
-                self._timers(now)
+                self._resume(now)
+                if now >= next_timers:
+                    self._timers(now)
+                    next_timers = now + TIMERS_S
                 self._tick(now)
                 next_tick = max(next_tick + TICK_S, now)
             if self.rate is not None:
@@ -134,17 +138,24 @@ class Load:
         return len(data)
 
     def _look(self, slot: Slot, now: float) -> None:
-        """Read a stream that was left alone, and see whether it can be left alone again."""
-        slot.resting = False
-        self.poller.register(slot.fd, slot.interest)
+        """Read a stream that was left alone, and leave it alone again or have the poller watch it."""
         reply = slot.reply
         size = self._read(slot, now)
-        if size is None:
-            return
         if slot.reply is not reply:
-            self.pacing.missed_end()
-        elif size < FULL_BYTES:
-            self._rest(slot, now)
+            if size:
+                self.pacing.missed_end()
+        elif slot.resting:
+            pause = self.pacing.pause_s(slot, now) if size and size < FULL_BYTES and slot.plain else 0.0
+            if pause:
+                self.pacing.rest(slot, now + pause)
+            else:
+                self._wake(slot)
+
+    def _wake(self, slot: Slot) -> None:
+        """Have the poller watch a stream that was left alone."""
+        if slot.resting:
+            slot.resting = False
+            self.poller.register(slot.fd, slot.interest)
 
     def _rest(self, slot: Slot, now: float) -> None:
         """Leave a running stream alone for a while, if it can be."""
@@ -203,6 +214,7 @@ class Load:
         done, framing, stream = slot.reply, slot.framing, slot.stream
         assert done is not None
         slot.used, slot.plain = True, False
+        self._wake(slot)
         self.pacing.saw_end()
         if not framing.reusable:
             self._drop(slot)
@@ -338,6 +350,11 @@ class Load:
                 self._broken(slot, now, "timeout_first_token", f"no token within {load.first_token_timeout_s:g} s")
             elif times and now - times[-1] > load.token_timeout_s:
                 self._broken(slot, now, "timeout_token", f"no further token within {load.token_timeout_s:g} s")
+
+    def _resume(self, now: float) -> None:
+        """Start requests of connections that have paused after an error for long enough."""
+        if not self.pausing:
+            return
         due = [slot for at, slot in self.pausing if at <= now]
         self.pausing = [(at, slot) for at, slot in self.pausing if at > now]
         for slot in due:

@@ -12,11 +12,12 @@ import heapq
 
 from autotune.measure.slot import Slot
 
-WATCHED = 16  # streams always read at once
-LONGEST_S = 0.2  # between two looks
+WATCHED = 8  # streams always read at once
+LONGEST_S = 0.25  # between two looks
 SHORTEST_S = 0.04  # a pause shorter than this isn't worth it
+EARLY_S = 0.01  # a look is made so much too early when something else woke the client
 SHARE = 0.6  # of the time that the rest of the answer should take, at the stream's own mean rate
-TOKENS_BEFORE = 4  # before the rate of a stream is believed
+TOKENS_BEFORE = 2  # before the rate of a stream is believed
 FULL_BYTES = 32768  # a look that finds so much came too late to keep the server's socket from filling
 UNSEEN = (8, 0.02)  # answers that ended between two looks: more than this many, and this share, end all pauses
 

@@ -102,9 +102,14 @@ class TokenStream:
             payload = payload.replace(b"\r\n", b"\n")
         cut = payload.rfind(b"\n\n") + 1
         self._rest = payload[cut + 1:] if cut else payload
-        for event in payload[:cut].split(b"\n\n") if cut else ():
-            if event and not event.isspace():
-                self._event(event, now)
+        events = payload[:cut].split(b"\n\n") if cut else []
+        at, last = 0, len(events) - 2  # what follows the last event's end is empty
+        while at < len(events):
+            if events[at] and not events[at].isspace():
+                self._event(events[at], now)
+            at += 1
+            if self._count and at < last and _all_count(events[at:last]):
+                at = last  # came together with the last one, which says how many tokens there are by now
 
     def _add(self, count: int, now: float) -> None:
         """An event with tokens; `count` so far, 0 if the server did not say."""
@@ -167,9 +172,14 @@ def _end_of_alike(part: bytes) -> int:
     return at + len(CHUNK_OF_EVENTS) if at >= 0 else 0
 
 
+def _all_count(events: Sequence[bytes]) -> bool:
+    """Whether each event says how many tokens there are so far, and nothing that must be looked at."""
+    return all(_KEY in event and b'"error"' not in event for event in events)
+
+
 def _object(data: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(data)
+        value = json.loads(data.decode())
     except ValueError as error:
         raise BadStream(f"not JSON: {data[:80]!r}") from error
     if not isinstance(value, dict):

@@ -1,7 +1,8 @@
 """A streaming completion server with a known truth: a real process, fast, scripted from the command line.
 
 It answers /v1/completions, /v1/chat/completions and /generate (SGLang's own) with made-up tokens at set times
-and, when it ends, writes for every request when it came and when each token was sent (CLOCK_MONOTONIC seconds).
+and, when it ends, writes for every request when it came and when each token was sent (CLOCK_MONOTONIC seconds). A
+request came when the kernel got it, not when this process came to read it.
 
     python tests/fakes/stub_server.py --port-file P --truth T.jsonl --itl-ms 10 --fault cut:7
 """
@@ -25,6 +26,7 @@ from typing import Any
 
 WORDS = ("the", "of", "a", "tree", "draft", "token", "joule", "server", "block", "verify", "accept", "watt", "long",
          "short", "batch", "cache", "page", "rank", "graph", "stream", "slow", "fast", "one", "two", "three", "four")
+SO_TIMESTAMPNS = 35  # of Linux, socket(7); Python has no name for it
 FAULTS = ("http500", "http429", "error_event", "abort", "cut", "reset", "malformed", "stall", "empty", "close_idle",
           "silent", "bad_http")
 
@@ -68,6 +70,17 @@ class Stream:
                 word = "XX"
             words.append(word)
         return words
+
+
+def arrival(beside: list[tuple[int, int, bytes]]) -> float:
+    """When the kernel got what was just read, by its time stamp; now, where it gives none."""
+    now = time.monotonic()
+    for level, kind, data in beside:
+        if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS):
+            seconds, nanoseconds = struct.unpack("qq", data[:16])
+            ago = time.time() - float(seconds) - float(nanoseconds) / 1e9
+            return now - max(0.0, ago)
+    return now
 
 
 class Connection:
@@ -130,6 +143,7 @@ class Stub:
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
             self.connections[sock.fileno()] = Connection(sock)
             self.poller.register(sock, select.EPOLLIN)
 
@@ -138,9 +152,9 @@ class Stub:
             self.send(c, b"")
             return
         try:
-            data = c.sock.recv(1 << 20)
+            data, beside, _, _ = c.sock.recvmsg(1 << 20, socket.CMSG_SPACE(16))
         except OSError:
-            data = b""
+            data, beside = b"", []
         if not data:
             self.drop(c)
             return
@@ -154,7 +168,7 @@ class Stub:
         if len(rest) < length:
             return
         c.data = rest[length:]
-        self.request(c, method, path, rest[:length], time.monotonic())
+        self.request(c, method, path, rest[:length], arrival(beside))
 
     def request(self, c: Connection, method: str, path: str, body: bytes, now: float) -> None:
         if method == "GET":

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.measure import latency
 from autotune.measure.limits import Limits
-from autotune.measure.pacing import WATCHED, Pacing
+from autotune.measure.pacing import LONGEST_S, WATCHED, Pacing
 from autotune.measure.reply import Reply
 from autotune.measure.slot import Slot
 from tests.fakes.stub import Stub
@@ -62,7 +62,7 @@ def test_failures_of_streams_in_a_pause_are_counted_by_their_kind(tmp_path: path
     faults = ["error_event:5", "cut:6", "malformed:7", "stall:9"]
     arguments = [word for fault in faults for word in ("--fault", fault)]
     with Stub(tmp_path, "--ttft-ms", "2", "--itl-ms", "15", *arguments) as stub:
-        replies, ticks = run_load(stub, 3 * MANY, concurrency=MANY, output_tokens=40, token_timeout_s=1.5)
+        replies, ticks = run_load(stub, 6 * MANY, concurrency=MANY, output_tokens=40, token_timeout_s=1.5)
     assert set(kinds(replies)) - {"open"} == {FAULTS[f.split(":")[0]] for f in faults} | {"ok"}
     made = Counter(FAULTS[t["fault"]] for t in stub.truth)
     ended = Counter({kind: n for kind, n in kinds(replies).items() if kind != "open"})
@@ -82,7 +82,7 @@ def test_answers_that_end_in_pauses_end_all_pauses() -> None:
     slot.reply = Reply(0, 100, 0.0, 0.0)
     slot.stream.feed(b'data: {"usage": {"completion_tokens": 1}, "choices": [{"text": "a"}]}\n\n', 1.0)
     slot.stream.feed(b'data: {"usage": {"completion_tokens": 9}, "choices": [{"text": "b"}]}\n\n', 1.08)
-    assert pacing.pause_s(slot, 1.08) == pytest.approx(0.2)
+    assert pacing.pause_s(slot, 1.08) == pytest.approx(LONGEST_S)
     for _ in range(9):
         pacing.saw_end()
         pacing.missed_end()
@@ -97,4 +97,4 @@ def test_a_stream_is_looked_at_ever_sooner_as_its_end_comes_near() -> None:
         slot.stream.feed(b'data: {"usage": {"completion_tokens": %d}, "choices": [{"text": "a"}]}\n\n' % count,
                          count / 100)
         pauses.append(pacing.pause_s(slot, count / 100))
-    assert pauses == pytest.approx([0.0, 0.2, 0.09, 0.048, 0.0], abs=0.002)
+    assert pauses == pytest.approx([0.0, LONGEST_S, 0.09, 0.048, 0.0], abs=0.002)
