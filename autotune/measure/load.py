@@ -26,7 +26,7 @@ from collections import deque
 from typing import Any, BinaryIO
 
 from autotune.measure import http, sse, system
-from autotune.measure.pacing import EARLY_S, FULL_BYTES, TOKENS_BEFORE, WATCHED, Pacing
+from autotune.measure.pacing import FULL_BYTES, TOKENS_BEFORE, WATCHED, Pacing
 from autotune.measure.reply import Reply, packed
 from autotune.measure.slot import CONNECTING, IDLE, READING, Slot
 from autotune.measure.source import RequestSource
@@ -98,7 +98,7 @@ class Load:
                     self._read(ready, now)
                 else:
                     self._progress(ready, mask, now)
-            while (resting := self.pacing.due(now + EARLY_S)) is not None:
+            while (resting := self.pacing.due(now)) is not None:
                 self._look(resting, now)
             if now >= next_tick:
                 for slot in self.slots:
@@ -147,7 +147,7 @@ class Load:
         elif slot.resting:
             pause = self.pacing.pause_s(slot, now) if size and size < FULL_BYTES and slot.plain else 0.0
             if pause:
-                self.pacing.rest(slot, now + pause)
+                self.pacing.rest(slot, now, now + pause)
             else:
                 self._wake(slot)
 
@@ -162,7 +162,7 @@ class Load:
         pause = self.pacing.pause_s(slot, now)
         if pause and slot.plain and not slot.resting:
             self.poller.unregister(slot.fd)
-            self.pacing.rest(slot, now + pause)
+            self.pacing.rest(slot, now, now + pause)
 
     def _failed_read(self, slot: Slot, now: float, error: OSError) -> None:
         if isinstance(error, BlockingIOError):

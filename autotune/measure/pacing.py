@@ -15,7 +15,7 @@ from autotune.measure.slot import Slot
 WATCHED = 8  # streams always read at once
 LONGEST_S = 0.25  # between two looks
 SHORTEST_S = 0.04  # a pause shorter than this isn't worth it
-EARLY_S = 0.01  # a look is made so much too early when something else woke the client
+GRID_S = 0.05  # looks are made together, since most of a look's cost is waking up for it
 SHARE = 0.6  # of the time that the rest of the answer should take, at the stream's own mean rate
 TOKENS_BEFORE = 2  # before the rate of a stream is believed
 FULL_BYTES = 32768  # a look that finds so much came too late to keep the server's socket from filling
@@ -43,8 +43,11 @@ class Pacing:
         pause = min(LONGEST_S, SHARE * (slot.reply.wanted_tokens - counts[-1]) * passed / come)
         return pause if pause >= SHORTEST_S else 0.0
 
-    def rest(self, slot: Slot, until: float) -> None:
-        """Look at this stream again at `until`."""
+    def rest(self, slot: Slot, now: float, until: float) -> None:
+        """Look at this stream again at `until`, or a bit earlier."""
+        together = until - until % GRID_S
+        if together - now >= SHORTEST_S:
+            until = together
         slot.resting = True
         self._number += 1
         slot.look = self._number
