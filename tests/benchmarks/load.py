@@ -89,6 +89,7 @@ class Contender:
     env: str | None
     command: Callable[[str, Job], Sequence[str]]
     claim: Callable[[Job], Claim]
+    offline: bool = True  # aiperf takes a tokenizer's folder for a name on Hugging Face when told so
 
 
 def ours(python: str, job: Job) -> list[str]:
@@ -180,7 +181,7 @@ CONTENDERS = (Contender("ours", None, ours, ours_claim), Contender("httpx", None
               Contender("aiohttp", SGLANG_ENV, plain("aiohttp"), plain_claim),
               Contender("sglang", SGLANG_ENV, sglang, sglang_claim),
               Contender("guidellm", "guidellm", guidellm, guidellm_claim),
-              Contender("aiperf", "aiperf", aiperf, aiperf_claim))
+              Contender("aiperf", "aiperf", aiperf, aiperf_claim, offline=False))
 
 
 def python_of(contender: Contender, install: bool) -> str | None:
@@ -201,7 +202,7 @@ def race(contender: Contender, python: str, concurrency: int, requests: int,
         if contender.env is not None:
             subprocess.run([python, "-c", TOKENIZER, str(folder / "tokenizer")], check=True, capture_output=True)
         job = Job(stub.url, concurrency, requests, folder, folder / "tokenizer")
-        env = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        env = os.environ | ({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if contender.offline else {})
         if contender.env == SGLANG_ENV:
             env["PYTHONPATH"] = str(ROOT / "tests/sglang/standin")
         cpu: list[tuple[float, float]] = []
