@@ -54,8 +54,8 @@ def row(method: str, launch: int, level: int, tokens: float, window_s: float, jo
             "reasons": list(reasons)}
 
 
-def measure(overrides: Sequence[str], raw: Raw, launches: int, windows: int, levels: Sequence[int]) -> None:
-    """Launch and measure; a launch that crashes ends the program with its crash."""
+def opened(overrides: Sequence[str]) -> tuple[Any, Any]:
+    """(settings, bench) of this host, as the verbs have them."""
     from autotune import config
     from autotune.engine.probe import engine_version, visible_gpus
     from autotune.trial import Bench, working_power
@@ -63,7 +63,12 @@ def measure(overrides: Sequence[str], raw: Raw, launches: int, windows: int, lev
     settings = config.load(list(overrides))
     gpus = visible_gpus()
     power, _ = working_power(settings, gpus)
-    bench = Bench(settings, engine_version(settings.engine), gpus, power)
+    return settings, Bench(settings, engine_version(settings.engine), gpus, power)
+
+
+def measure(overrides: Sequence[str], raw: Raw, launches: int, windows: int, levels: Sequence[int]) -> None:
+    """Launch and measure; a launch that crashes ends the program with its crash."""
+    settings, bench = opened(overrides)
     server = settings.space.split(settings.space.baseline)[0]
     first = max((r["launch"] for r in raw.rows()), default=0) + 1
     for launch in range(first, first + launches):
