@@ -234,6 +234,15 @@ def test_a_worker_elsewhere_without_a_sign_of_life_is_dead(tmp_path: pathlib.Pat
     assert dead == [0] and study.records()[0].state == "FAIL"
 
 
+def test_ray_does_not_keep_sigterm_to_itself() -> None:
+    from autotune.rayhosts import _own_signals
+
+    before = signal.getsignal(signal.SIGTERM)
+    with _own_signals():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as ray.init does
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 def test_the_baselines_outputs_reach_every_host(tmp_path: pathlib.Path) -> None:
     from autotune.fleet import share_references
 
