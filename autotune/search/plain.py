@@ -72,7 +72,7 @@ class Plain:
         first = not {config_key(baseline[0])} & (self._servers | self._busy)
         again = None if first else self._again()
         if first or again is not None:
-            self.study.enqueue_trial(again or dict(self.space.baseline))
+            self.study.enqueue_trial(dict(again or self.space.baseline))
         for _ in range(TRIES):
             if again is None and self._exhausted():
                 return Stop(StopKind.EXHAUSTED, f"what is left of the grid ({len(self._aside)}) waits for launches "
