@@ -29,6 +29,8 @@ SPACE = ["+space=local", "executor=ray", "executor.at_once=2", "executor.gpu_typ
 SLOW_HOST = {"RAY_agent_register_timeout_ms": "600000", "RAY_worker_register_timeout_seconds": "600",
              "RAY_health_check_timeout_ms": "60000", "RAY_USAGE_STATS_ENABLED": "0"}
 START_S = 300.0
+MARK = "AUTOTUNE_TEST_CLUSTER"
+"""Variable by which everything that this cluster starts is known."""
 STARTS = 3
 
 
@@ -40,6 +42,7 @@ def cluster() -> Iterator[Any]:
     for name, value in SLOW_HOST.items():
         os.environ.setdefault(name, value)
     os.environ["PYTHONPATH"] = ROOT
+    os.environ[MARK] = str(os.getpid())
     made = Cluster()
     try:
         for left in reversed(range(STARTS)):
@@ -71,6 +74,16 @@ def node(cluster: Any) -> psutil.Process:
         time.sleep(0.5)
     made, = raylets() - before
     return made
+
+
+def servers() -> list[str]:
+    """Command lines of the engines that hosts of this cluster still run."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == str(os.getpid()) and "autotune.engines.ddtree" in process.cmdline():
+                found.append(" ".join(process.cmdline()))
+    return found
 
 
 def living(cluster: Any) -> int:
@@ -111,6 +124,10 @@ def test_a_node_killed_mid_launch_loses_and_doubles_nothing(cluster: Any, tmp_pa
     ended = [r for r in found if r.state != "FAIL"]
     assert any(r.config == failed[0].config for r in ended) or failed[0].config != ended[0].config
     assert any(r.feasible for r in ended) and "launch script" in said
+    deadline = time.monotonic() + 60
+    while (left := servers()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert left == []  # also where Ray killed the process that had started one
     for record in ended:  # what the launches left came back
         assert (tmp_path / "local" / "launches" / f"{record.launch_id:04d}" / "server.log").stat().st_size > 0
 
