@@ -29,7 +29,7 @@ from autotune.history import crash_of
 from autotune.measure.power.meter import PowerSettings
 from autotune.records import AutotuneError, Config, Crash, HostCannotRun, Measurement, digest
 from autotune.remote import Launcher, outcome_of
-from autotune.trial import HostLost, check_room, working_power
+from autotune.trial import PLACED, HostLost, check_room, working_power
 
 REACH_S = 10.0
 
@@ -42,6 +42,7 @@ class RemoteLive:
     actor: Any
     folder: pathlib.Path
     told: dict[str, Any]
+    neighbours: None = None  # what else runs on that host is Ray's affair
 
     def __post_init__(self) -> None:
         self.crash: Crash | None = crash_of(self.told["crash"]) if self.told["crash"] else None
@@ -114,7 +115,7 @@ class RayHosts:
                 raise HostCannotRun(f"Ray placed a launch on {host['name']} with {others}, and the study is of "
                                     f"{', '.join(sorted(self.models))}: executor.gpu_type=TYPE keeps launches on one "
                                     "kind")
-            progress(f"placed on {host['name']}", 0.0)
+            progress(f"{PLACED} on {host['name']}", 0.0)
             references = json.loads(self.gate.file.read_text()) if self.gate.file.exists() else None
             told = self.get(actor.start.remote(dict(config), references))
             if references is None and told["references"] is not None:

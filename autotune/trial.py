@@ -48,6 +48,8 @@ from autotune.workload import target_of
 TRIES = 3
 """Of a launch whose port was taken or that the machine slept through, and of a measurement that it slept through."""
 GPU_SLACK_MIB = 512.0
+PLACED = "placed"
+"""Begins the stage at which a launch that had to wait for its place has one: waiting is no cost of a configuration."""
 LOG = logging.getLogger("autotune")
 Progress = Callable[[str, float], None]
 

@@ -113,6 +113,7 @@ def test_a_node_killed_mid_launch_loses_and_doubles_nothing(cluster: Any, tmp_pa
             running = [r for r in records(tmp_path) if r.state == "RUNNING"]
     time.sleep(1.0)
     first.kill()
+    first.wait()  # its workers look whether it lives, and a zombie does
     node(cluster)  # and another one joins
     said = process.communicate(timeout=1200)[0]
     assert process.returncode == 0, said
