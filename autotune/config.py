@@ -101,6 +101,23 @@ class ExecutorSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class ParallelSettings:
+    """parallel: launches side by side on this host."""
+
+    slots: str = "1"
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        if self.slots != "auto" and not (self.slots.isdecimal() and int(self.slots) > 0):
+            raise UsageError(f"parallel.slots is a number of launches side by side, or auto, not {self.slots!r}")
+
+    @property
+    def count(self) -> int | None:
+        """None: as many as the host's GPUs take."""
+        return None if self.slots == "auto" else int(self.slots)
+
+
+@dataclasses.dataclass(frozen=True)
 class MatrixSettings:
     """Load levels of the verb matrix; None: the space's own."""
 
@@ -129,6 +146,7 @@ class Settings:
     matrix: MatrixSettings
     report: ReportSettings
     executor: ExecutorSettings
+    parallel: ParallelSettings
     limits: Mapping[str, float]
     objective: Objective
     device: str
@@ -160,7 +178,7 @@ class Settings:
 SECTIONS: dict[str, type[Any]] = {
     "power": PowerSettings, "agreement": AgreementSettings, "workload": WorkloadSettings, "server": ServerSettings,
     "study": StudySettings, "matrix": MatrixSettings, "report": ReportSettings,
-    "executor": ExecutorSettings}
+    "executor": ExecutorSettings, "parallel": ParallelSettings}
 DEVICES = ("auto", "cpu", "cuda")
 SCALARS = {"objective": str, "device": str, "outputs": str, "config": str, "format": str}
 
@@ -282,6 +300,9 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
         raise UsageError(f"space {space.name}: engine {space.engine!r} is not a file of conf/engine/")
     engine = EngineSpec.parse(cfg["engine"], f"engine {cfg['engine'].get('name')}")
     sections = {name: section(kind, cfg[name], name) for name, kind in SECTIONS.items()}
+    if sections["executor"].kind == "ray" and sections["parallel"].count != 1:
+        raise UsageError("parallel.slots is for launches on this host: with executor=ray, Ray places them "
+                         "(executor.at_once)")
     if isinstance(cfg["config"], int) and not isinstance(cfg["config"], bool):
         cfg["config"] = str(cfg["config"])
     for name, kind in SCALARS.items():

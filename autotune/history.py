@@ -15,6 +15,8 @@ SEVERITY = {Stage.ARG_PARSE: 4.0, Stage.IMPORT: 4.0, Stage.DEVICE_INIT: 3.5, Sta
             Stage.KV_ALLOC: 2.5, Stage.GRAPH_CAPTURE: 2.0, Stage.WARMUP: 1.5, Stage.SERVING: 1.0}
 """Constraint of a crash by stage: the earlier, the further from working. Unknown blame: the mildest."""
 MILDEST = 0.5
+ALONE, BESIDE = "alone", "beside"
+"""Attribute `confirm` of the baseline's trials that tell what neighbours do to it: no measurement of the search's."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,10 +30,11 @@ def identity(settings: Settings, report: Preflight | None = None) -> dict[str, A
     version = engine_version(settings.engine) if report is None else report.version
     gpus = found.gpus if settings.device != "cpu" else ()
     work = settings.workload
+    slots = settings.parallel.count if settings.parallel.count != 1 else None  # without GPUs: groups of cores
     return {
         "space": settings.space.name, "space_digest": settings.space.digest, "engine": settings.engine.name,
         "engine_version": version, "model": dict(settings.space.model),
-        "devices": devices(gpus, cpu_name()), "objective": settings.objective.name,
+        "devices": devices(gpus, cpu_name()), "slots": None if gpus else slots, "objective": settings.objective.name,
         "limits": dict(settings.limits),
         "workload": {"prompts": _content(work.prompts), "contexts": list(work.contexts),
                      "output_tokens": work.output_tokens, "spread": work.spread, "temperature": work.temperature,

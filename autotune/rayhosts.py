@@ -14,6 +14,8 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,7 +29,9 @@ from autotune.history import crash_of
 from autotune.measure.power.meter import PowerSettings
 from autotune.records import AutotuneError, Config, Crash, HostCannotRun, Measurement, digest
 from autotune.remote import Launcher, outcome_of
-from autotune.trial import HostLost, check_room, working_power
+from autotune.trial import PLACED, HostLost, check_room, working_power
+
+REACH_S = 10.0
 
 
 @dataclasses.dataclass
@@ -38,6 +42,7 @@ class RemoteLive:
     actor: Any
     folder: pathlib.Path
     told: dict[str, Any]
+    neighbours: None = None  # what else runs on that host is Ray's affair
 
     def __post_init__(self) -> None:
         self.crash: Crash | None = crash_of(self.told["crash"]) if self.told["crash"] else None
@@ -110,7 +115,7 @@ class RayHosts:
                 raise HostCannotRun(f"Ray placed a launch on {host['name']} with {others}, and the study is of "
                                     f"{', '.join(sorted(self.models))}: executor.gpu_type=TYPE keeps launches on one "
                                     "kind")
-            progress(f"placed on {host['name']}", 0.0)
+            progress(f"{PLACED} on {host['name']}", 0.0)
             references = json.loads(self.gate.file.read_text()) if self.gate.file.exists() else None
             told = self.get(actor.start.remote(dict(config), references))
             if references is None and told["references"] is not None:
@@ -144,6 +149,9 @@ class RayHosts:
             raise cause or AutotuneError(f"a launch failed on its host: {str(error).strip().splitlines()[-1][:300]}"
                                          ) from error
         except errors.RayError as error:
+            if getattr(error, "actor_init_failed", False):  # it would fail wherever it is made
+                raise AutotuneError("a launch could not be prepared on its host: "
+                                    f"{str(error).strip().splitlines()[-1][:300]}") from error
             raise HostLost(f"its host is lost ({type(error).__name__})") from error
 
     def keep(self, actor: Any, folder: pathlib.Path, last: bool = False) -> None:
@@ -184,11 +192,33 @@ def connected(settings: Settings) -> Iterator[RayHosts]:
         raise HostCannotRun("executor=ray needs Ray: pip install 'autotune-llm[ray]'") from error
     address = settings.executor.address
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="autotune")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        _reach(address)
+        with _own_signals():
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="autotune")
+    except (OSError, RuntimeError, ValueError) as error:
         raise AutotuneError(f"no Ray cluster at executor.address={address} ({' '.join(str(error).split())[:200]}): "
                             "start one with ray start --head") from error
     try:
         yield RayHosts(ray, settings)
     finally:
         ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raises OSError at once where nobody listens: Ray itself tries for several minutes."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself and would end us past our own clearing up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -42,7 +42,7 @@ class Launcher:
         settings = dataclasses.replace(settings, outputs=self.place)
         settings.folder.mkdir(parents=True)
         self.folder = settings.folder / "launch"
-        self.bench = Bench(settings, version, visible_gpus(), power)
+        self.bench = Bench(settings, version, visible_gpus(), power, apart=True)
         self.live: LiveServer | None = None
         self._open = contextlib.ExitStack()
 

@@ -26,7 +26,7 @@ from autotune.history import TrialRecord, Verdict, crash_attrs, measurement_attr
 from autotune.patience import patient
 from autotune.records import AutotuneError, Config, Crash, Measurement, UsageError, Value
 from autotune.space import Param, Space
-from autotune.storage import hidden, open_storage
+from autotune.storage import backend, hidden, open_storage, sqlite_file
 from autotune.turns import Turns
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         turns = Turns(url, f"autotune: study {name}")
         try:
-            with Turns(url, SCHEMA).turn() if create else contextlib.nullcontext():
+            with _tables(url, create):
                 storage = patient(open_storage(url, lost_after_s), wait_s)
             if name not in optuna.study.get_all_study_names(storage) and not create:
                 raise UsageError(f"there is no study {name} yet: run python -m autotune +space={space.name} first")
@@ -217,6 +217,17 @@ class Study:
         different = {key: (stored.get(key), now) for key, now in plain.items() if not _same(stored.get(key), now)}
         if different:
             raise Mixed(self.inner.study_name, different)
+
+
+def _tables(url: str, create: bool) -> contextlib.AbstractContextManager[None]:
+    """One at a time while tables may be made: Optuna makes them for those who only read as well.
+
+    Where a reader can write nothing, nothing is made.
+    """
+    file = sqlite_file(url) if backend(url) == "sqlite" else None
+    if not create and file is not None and not os.access(file.parent, os.W_OK):
+        return contextlib.nullcontext()
+    return Turns(url, SCHEMA).turn()
 
 
 def sqlite_url(folder: pathlib.Path) -> str:

@@ -48,12 +48,28 @@ from autotune.workload import target_of
 TRIES = 3
 """Of a launch whose port was taken or that the machine slept through, and of a measurement that it slept through."""
 GPU_SLACK_MIB = 512.0
+PLACED = "placed"
+"""Begins the stage at which a launch that had to wait for its place has one: waiting is no cost of a configuration."""
 LOG = logging.getLogger("autotune")
 Progress = Callable[[str, float], None]
 
 
 class HostLost(AutotuneError):
     """The host of a launch is gone, and the launch with it: nothing was learned about its configuration."""
+
+
+@dataclasses.dataclass
+class Beside:
+    """Launches beside one on this host: how many there are `now`, and the `most` since its measurement began."""
+
+    together: Callable[[], None] = lambda: None  # waits for those that are to be measured at the same time
+    now: int = 0
+    most: int = 0
+
+    def begin(self) -> None:
+        """A measurement begins."""
+        self.together()
+        self.most = self.now
 
 
 class LiveServer:
@@ -69,6 +85,7 @@ class LiveServer:
                     for name, value in server.command.env.items()}
         self.resolved = self._resolved() if crash is None else {}
         self.agreement: float | None = None
+        self.beside: Beside | None = None
         self.measurements = 0
 
     @property
@@ -79,6 +96,11 @@ class LiveServer:
     def resolved_key(self) -> str | None:
         """Identity of what the server says it resolved; None when it does not say."""
         return digest(json.dumps(self.resolved, sort_keys=True, default=str)) if self.resolved else None
+
+    @property
+    def neighbours(self) -> int | None:
+        """Most launches that ran beside this one during its last measurement; None: it is made to run alone."""
+        return None if self.beside is None else self.beside.most
 
     def agrees(self) -> Crash | None:
         """Compare greedy outputs with the baseline's; a Crash of category wrong_output when they part too often."""
@@ -111,6 +133,8 @@ class LiveServer:
         A window that may not be compared (not steady, disturbed) is measured once more on the warm server, and so is
         one whose load client died; one that the machine slept through does not count.
         """
+        if self.beside is not None:
+            self.beside.begin()
         found = self._awake(load, label)
         if isinstance(found, Measurement) and found.reasons and self.server.alive:
             LOG.info("measuring again: %s", ", ".join(found.reasons), extra={"load": dict(load)})
@@ -178,6 +202,9 @@ class Bench:
     version: str | None
     gpus: Gpus
     power: PowerSettings  # its source is a meter that works here, not auto
+    port: Callable[[], int] = free_port
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of its servers, below what configurations set
+    apart: bool = False  # this process may kill its children: see `engine.keeper`
 
     @property
     def gate(self) -> Gate:
@@ -209,9 +236,9 @@ class Bench:
             break
         self._wait_for_gpu_memory(before, progress)
 
-    def check_room(self, folder: pathlib.Path) -> None:
-        """Raises HostCannotRun when the disk of `folder` has no room for what a launch writes."""
-        check_room(self.settings, folder)
+    def check_room(self, folder: pathlib.Path, launches: int = 1) -> None:
+        """Raises HostCannotRun when the disk of `folder` has no room for what so many launches write."""
+        check_room(self.settings, folder, launches)
 
     @staticmethod
     def _again(server: Server, crash: Crash) -> str:
@@ -230,10 +257,11 @@ class Bench:
 
     def server(self, config: Config, folder: pathlib.Path) -> Server:
         """The server object for a server part, not yet started, on a port that is free now."""
-        settings, port = self.settings, free_port()
+        settings, port = self.settings, self.port()
         command = build(settings.engine, settings.space, config, port=port, device=settings.device,
                         version=self.version)
-        return Server(command, settings.engine, folder, settings.server, port)
+        return Server(command, settings.engine, folder, settings.server, port, env=self.env,
+                      apart=self.apart)
 
     def crash(self, server: Server, failure: Failure, before: HostSnapshot) -> Crash:
         """What a failure means, read from the log and from what the kernel did since `before`."""
@@ -270,13 +298,15 @@ def working_power(settings: Settings, gpus: Gpus) -> tuple[PowerSettings, dict[s
     return dataclasses.replace(settings.power, source=meter.source), refused
 
 
-def check_room(settings: Settings, folder: pathlib.Path) -> None:
-    """Raises HostCannotRun when the disk of `folder` has no room for what a launch writes."""
+def check_room(settings: Settings, folder: pathlib.Path, launches: int = 1) -> None:
+    """Raises HostCannotRun when the disk of `folder` has no room for what so many launches write."""
     while not folder.exists():
         folder = folder.parent
     free, server = free_mib(folder), settings.server
-    if free < server.disk_free_mib + server.log_limit_mib:
+    needed = launches * (server.disk_free_mib + server.log_limit_mib)
+    who = "a launch" if launches == 1 else f"{launches} launches side by side"
+    if free < needed:
         raise HostCannotRun(
-            f"only {free:.0f} MiB are free on the disk of {folder}, and a launch may need "
-            f"{server.disk_free_mib + server.log_limit_mib:.0f}: make room and run the same command, the study is "
-            "kept (server.disk_free_mib and server.log_limit_mib say how much)")
+            f"only {free:.0f} MiB are free on the disk of {folder}, and {who} may need {needed:.0f}: make "
+            "room and run the same command, the study is kept (server.disk_free_mib and server.log_limit_mib say how "
+            "much)")

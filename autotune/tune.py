@@ -22,7 +22,10 @@ from autotune.history import TrialRecord, Verdict, crash_of, read_pivots
 from autotune.records import Config, Crash, Measurement, config_key
 from autotune.search.protocol import Launch, Measured, Observation, Pivot, Stop, StopKind, Strategy
 from autotune.study import Study
-from autotune.trial import HostLost
+from autotune.trial import PLACED, HostLost
+
+IDLE = 10
+"""How many times longer than else the loop waits, while launches run, to ask again after nothing was left to launch."""
 
 
 class Watcher(Protocol):
@@ -55,12 +58,15 @@ class Live(Protocol):
     @property
     def alive(self) -> bool: ...
     @property
+    def neighbours(self) -> int | None: ...
+    @property
     def resolved_key(self) -> str | None: ...
     def measure(self, load: Config, label: int | str) -> Measurement | Crash: ...
 
 
 class Place(Protocol):
-    """What launches are made on: this host (`trial.Bench`), or hosts that Ray chooses (`rayhosts.RayHosts`)."""
+    """What launches are made on: this host (`trial.Bench`), several at once (`slots.Slots`), or hosts that Ray chooses
+    (`rayhosts.RayHosts`)."""
 
     def launch(self, config: Config, folder: pathlib.Path,
                progress: Callable[[str, float], None]) -> contextlib.AbstractContextManager[Live]: ...
@@ -143,7 +149,9 @@ class Tuner:
                 else:
                     running.add(pool.submit(self.launch, step))
             elif running:
-                concurrent.futures.wait(running, self.poll_s, concurrent.futures.FIRST_COMPLETED)
+                asked = isinstance(step, Stop)  # again only for news from elsewhere: a proposal costs time
+                concurrent.futures.wait(running, self.poll_s * (IDLE if asked else 1),
+                                        concurrent.futures.FIRST_COMPLETED)
             elif isinstance(step, Stop) and self.elsewhere:
                 if not waiting:
                     waiting = True
@@ -231,9 +239,14 @@ class Tuner:
     def _live(self, claim: _Claim) -> Iterator[Live]:
         """The launch's server; an open trial is told FAIL when we fail."""
         label = f"launch {claim.number}: " if self.at_once > 1 else ""
+
+        def told(stage: str, after_s: float) -> None:
+            if stage.startswith(PLACED):
+                claim.began = time.monotonic()
+            self.watcher.stage(label + stage, after_s)
+
         try:
-            with self.bench.launch(claim.step.server, self.folder / "launches" / f"{claim.number:04d}",
-                                   lambda stage, after_s: self.watcher.stage(label + stage, after_s)) as live:
+            with self.bench.launch(claim.step.server, self.folder / "launches" / f"{claim.number:04d}", told) as live:
                 yield live
         except BaseException as error:
             if claim.trial is not None:
@@ -255,7 +268,7 @@ class Tuner:
     def _record(self, trial: Any, outcome: Measurement | Crash | TrialRecord, live: Live, cost_s: float,
                 launch_s: float, search: bool) -> TrialRecord:
         facts = {"server_argv": live.argv, "server_env": live.env, "resolved": live.resolved,
-                 "resolved_key": live.resolved_key}
+                 "resolved_key": live.resolved_key, "neighbours": live.neighbours}
         self.notes.attach(trial, live.folder)
         if isinstance(outcome, TrialRecord):
             told = self.study.copy(trial, outcome, cost_s=cost_s, launch_s=launch_s, **facts)

@@ -26,6 +26,7 @@ from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, Usag
 if TYPE_CHECKING:
     from autotune.rayhosts import RayHosts
     from autotune.search.protocol import Strategy
+    from autotune.slots import Slots
     from autotune.study import Study
     from autotune.trial import Bench
     from autotune.tune import Tuner
@@ -66,12 +67,13 @@ def check(settings: Settings) -> int:
 
 def tune(settings: Settings) -> int:
     """Run or resume the study, then report and export."""
-    from autotune import bugs
+    from autotune import bugs, neighbours
     from autotune.confirm import confirm
     from autotune.review.export import export
     from autotune.review.report import report as tell
     from autotune.search.protocol import StopKind
     from autotune.search.strategy import LaunchAware
+    from autotune.slots import Slots
 
     with contextlib.ExitStack() as held:
         hosts = held.enter_context(cluster(settings)) if settings.executor.kind == "ray" else None
@@ -82,12 +84,17 @@ def tune(settings: Settings) -> int:
         study.set_attr("provenance", provenance(settings, report))
         study.set_attr("strategy", settings.study.strategy)
         with progress(settings, study, energy_text(power, refused)) as watcher:
-            tuner = make_tuner(settings, study, hosts or bench(settings, report, power), watcher)
+            place = hosts or here_or_slots(settings, report, power)
+            tuner = make_tuner(settings, study, place, watcher)
             stop = tuner.run()
             watcher.note(f"stopped: {stop.reason}")
             if isinstance(tuner.strategy, LaunchAware) and (lesson := tuner.strategy.past_report()) is not None:
                 study.set_attr("warm_start", lesson)
                 watcher.note(lesson)
+            if isinstance(place, Slots):
+                if settings.parallel.check:
+                    neighbours.check(tuner, place)
+                tuner.bench, tuner.at_once = place.alone, 1  # whatever decides
             bugs.isolate(tuner, settings.study.isolate)
             if settings.study.confirm.finalists:
                 decision = confirm(tuner, settings.study.confirm)
@@ -123,7 +130,7 @@ def worker(settings: Settings) -> int:
         if not report.gpus.gpus and (others := fleet.neighbours(study)):
             watcher.note(f"{others} other worker{'s' if others > 1 else ''} on this host's CPU cores: their "
                          "measurements and ours disturb each other")
-        stop = make_tuner(settings, study, bench(settings, report, power), watcher).run()
+        stop = make_tuner(settings, study, here_or_slots(settings, report, power), watcher).run()
     mine = [record for record in study.records() if record.attrs.get("owner") == study.owner]
     print(f"this worker made {len(mine)} of {len(study.records())} trials and stopped: {stop.reason}\n"
           f"{command_line(settings, 'tune')} confirms and reports")
@@ -143,15 +150,21 @@ def progress(settings: Settings, study: Study, energy: str) -> Progress:
     return made
 
 
-def make_tuner(settings: Settings, study: Study, place: Bench | RayHosts, watcher: Progress) -> Tuner:
+def make_tuner(settings: Settings, study: Study, place: Bench | Slots | RayHosts, watcher: Progress) -> Tuner:
     """The loop of these settings, on this host or on those that Ray chooses."""
     from autotune import fleet
     from autotune.judge import judge_for
+    from autotune.slots import Slots
     from autotune.tune import Tuner
+
+    at_once = settings.executor.at_once if settings.executor.kind == "ray" else 1
+    if isinstance(place, Slots):
+        at_once = place.at_once
+        watcher.note(f"up to {at_once} launches side by side: what they measure is for screening")
 
     return Tuner(study, make_strategy(settings), place, settings.folder,
                  judge_for(settings.objective, settings.limits), watcher, Notes(settings), settings.study.trials,
-                 at_once=settings.executor.at_once if settings.executor.kind == "ray" else 1,
+                 at_once=at_once,
                  exchange=lambda: fleet.share_references(study, place.gate.file))
 
 
@@ -167,6 +180,14 @@ def bench(settings: Settings, report: preflight.Preflight, power: PowerSettings)
     from autotune.trial import Bench
 
     return Bench(settings, report.version, report.gpus, power)
+
+
+def here_or_slots(settings: Settings, report: preflight.Preflight, power: PowerSettings) -> Bench | Slots:
+    """This host, shared out as `parallel.slots` asks."""
+    from autotune import slots
+
+    alone = bench(settings, report, power)
+    return slots.of(settings, alone) or alone
 
 
 def here(settings: Settings) -> tuple[preflight.Preflight, PowerSettings, dict[str, str]]:

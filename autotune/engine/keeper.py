@@ -2,7 +2,8 @@
 
 Run as `python -m autotune.engine.keeper` in a session of its own (Ctrl-C reaches the tuner, which then closes
 our standard input); it reads one line of JSON from standard input: argv, env, cwd, folder, port, secrets, term_s,
-log_limit_bytes. It then
+log_limit_bytes, tuner. With --apart it is a grandchild of who started it: Ray's processes kill their children on their
+way out, and a killed keeper would leave its server behind. It then
 
 - becomes the reaper of every descendant (Linux child subreaper), so children that leave the group or
   are orphaned stay within its reach;
@@ -172,7 +173,8 @@ def started(pid: int) -> str:
 
 def keep(order: dict[str, object], control: int) -> int:
     """Run one server to its end; see the module's docstring."""
-    tuner, tuner_started = os.getppid(), started(os.getppid())
+    tuner = int(str(order["tuner"]))
+    tuner_started = started(tuner)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     folder = pathlib.Path(str(order["folder"]))
     log = BoundedLog(folder / "server.log", int(str(order["log_limit_bytes"])),
@@ -247,7 +249,17 @@ def drain(output: BinaryIO, log: BoundedLog) -> None:
             log.write(data)
 
 
+def step_apart() -> None:
+    """Go on in a child of our own; what stays behind only waits for it, and may be killed."""
+    child = os.fork()
+    if child:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os._exit(max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+
+
 def main() -> int:
+    if "--apart" in sys.argv[1:]:
+        step_apart()
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 65536)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -80,7 +80,10 @@ class Unkept(AutotuneError):
 
 class Server:
     def __init__(self, command: Command, engine: EngineSpec, folder: pathlib.Path, settings: ServerSettings,
-                 port: int, host: str = "127.0.0.1") -> None:
+                 port: int, host: str = "127.0.0.1", env: Mapping[str, str] | None = None, apart: bool = False) -> None:
+        """`env`: variables of this launch alone, which are no part of the configuration's command; `apart`: the keeper
+        is no child of this process, which may be one that kills its children."""
+        self.env, self.apart = dict(env or {}), apart
         self.command, self.engine, self.folder, self.settings = command, engine, folder, settings
         self.url = f"http://{host}:{port}"
         self.port = port
@@ -107,12 +110,12 @@ class Server:
             (self.folder / told).unlink(missing_ok=True)
         write_json(self.folder / "command.json", {
             "argv": self.redactor.argv(self.command.argv), "env": self.redactor.data(self.command.env),
-            "gpus": self.command.gpus, "engine": self.engine.name, "port": self.port})
+            "gpus": self.command.gpus, "engine": self.engine.name, "port": self.port, "placed": self.env})
         order = {
             "argv": self.command.argv, "cwd": os.getcwd(), "folder": str(self.folder), "port": self.port,
-            "env": {**os.environ, **self.command.env, "AUTOTUNE_LAUNCH": self.marker},
+            "env": {**os.environ, **self.env, **self.command.env, "AUTOTUNE_LAUNCH": self.marker},
             "secrets": self.redactor.values, "term_s": self.engine.stop_s,
-            "log_limit_bytes": int(self.settings.log_limit_mib * 2**20),
+            "log_limit_bytes": int(self.settings.log_limit_mib * 2**20), "tuner": os.getpid(),
         }
         root = str(pathlib.Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
@@ -120,7 +123,8 @@ class Server:
         self.awake.__enter__()
         try:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-m", "autotune.engine.keeper"], stdin=subprocess.PIPE, start_new_session=True,
+                [sys.executable, "-m", "autotune.engine.keeper", *(["--apart"] if self.apart else [])],
+                stdin=subprocess.PIPE, start_new_session=True,
                 env={**os.environ, "PYTHONPATH": path})
             assert self._keeper.stdin is not None
             self._keeper.stdin.write(json.dumps(order).encode() + b"\n")

@@ -82,6 +82,8 @@ def _verdict(story: Story) -> Section | None:
     blocks.append(Table(columns, tuple(r if base is not winner else (r[0], r[1], r[4]) for r in rows_),
                         "Figures" if base is not winner else "The baseline's figures"))
     blocks.append(_finalists(story))
+    if said := verdict.neighbour_words(story):
+        blocks.append(Para(said))
     return Section("verdict", "Verdict in figures", tuple(blocks))
 
 

@@ -109,6 +109,8 @@ class Story:
     stop: Mapping[str, Any]
     confirmation: Mapping[str, Any]
     strategy: str = ""
+    neighbours: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What launches side by side did to the baseline (`neighbours.result`); {} when it was not measured."""
 
     @property
     def unit(self) -> str:
@@ -144,7 +146,7 @@ def tell(study: str, space: Space, objective: str, limits: Mapping[str, float], 
         pivots=tuple(pivots), untried=untried(space, records, pivots, stop.get("reason")), matrix=tuple(matrix),
         measured=tuple(measured), records=tuple(records), identity=dict(attrs.get("identity") or {}),
         provenance=dict(attrs.get("provenance") or {}), stop=stop, confirmation=confirmation,
-        strategy=str(attrs.get("strategy") or ""))
+        strategy=str(attrs.get("strategy") or ""), neighbours=dict(attrs.get("neighbours") or {}))
 
 
 def _conclusion(measured: Sequence[Tested], best: Tested | None, confirmation: Mapping[str, Any]) -> Conclusion:

@@ -189,7 +189,7 @@ def _plain(story: Story) -> dict[str, Any]:
         "pivots": [dict(p) for p in story.pivots],
         "never_served": [vars(u) for u in story.untried],
         "matrix": [dict(row) for row in story.matrix],
-        "stop": dict(story.stop), "confirmation": dict(story.confirmation),
+        "stop": dict(story.stop), "confirmation": dict(story.confirmation), "neighbours": dict(story.neighbours),
         "identity": dict(story.identity), "provenance": dict(story.provenance),
     }
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from autotune.history import TrialRecord
+from autotune.history import ALONE, BESIDE, TrialRecord
 from autotune.records import Config, config_key
 from autotune.review.wording import FIGURES, LATENCY
 
@@ -62,7 +62,7 @@ def tested(records: Iterable[TrialRecord]) -> list[Tested]:
     """Every configuration with a valid measurement of its own, best feasible first."""
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
-        if valid(record) and not copied(record):
+        if valid(record) and not copied(record) and record.attrs.get("confirm") not in (ALONE, BESIDE):
             groups.setdefault(config_key(record.config), []).append(record)
     return sorted((_merge(group) for group in groups.values()), key=lambda t: (not t.feasible, -t.value))
 

@@ -154,6 +154,18 @@ def counts_words(story: Story) -> str:
     return ", ".join(f"{n:,} {what}" for n, what in parts if n) or "none"
 
 
+def neighbour_words(story: Story) -> str:
+    """What was measured side by side, and what that did to the baseline; "" where everything ran alone."""
+    from autotune.neighbours import sentence
+
+    beside = sum(bool(r.attrs.get("neighbours")) for r in story.records if not r.attrs.get("confirm"))
+    if not beside:
+        return ""
+    told = sentence(dict(story.neighbours)) if story.neighbours else \
+        "what that does to the baseline was not measured (parallel.check)"
+    return f"{count(beside, 'trial', 'trials')} had others beside them, for screening only: {told}."
+
+
 def stop_words(story: Story) -> str:
     reason = story.stop.get("reason")
     return one_line(reason) if reason else "still running, or interrupted"

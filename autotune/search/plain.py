@@ -60,6 +60,7 @@ class Plain:
         self._tried: set[str] = set()
         self._values: dict[str, list[Measured]] = {}
         self._configs: dict[str, tuple[Config, Config]] = {}
+        self._aside: list[Config] = []  # to be tried, but lost with their host, or their server part ran elsewhere
 
     def propose(self) -> Launch | Stop:
         """The sampler's next configuration; the baseline first."""
@@ -67,18 +68,25 @@ class Plain:
         if spent is not None:
             return spent
         baseline = self.space.split(self.space.baseline)
+        self._set_lost_aside()
         first = not {config_key(baseline[0])} & (self._servers | self._busy)
-        if first:
-            self.study.enqueue_trial(dict(self.space.baseline))
+        again = None if first else self._again()
+        if first or again is not None:
+            self.study.enqueue_trial(dict(again or self.space.baseline))
         for _ in range(TRIES):
-            if self._exhausted():
-                return Stop(StopKind.EXHAUSTED, "every configuration of the grid was tried")
-            asked = self._ask()
+            if again is None and self._exhausted():
+                return Stop(StopKind.EXHAUSTED, f"what is left of the grid ({len(self._aside)}) waits for launches "
+                            "elsewhere" if self._aside else "every configuration of the grid was tried")
+            asked, again = self._ask(), None
             key = config_key({**asked.server, **asked.load})
             if self.space.forbidden({**asked.server, **asked.load}) is not None:
                 self._prune(asked.trial, FORBIDDEN)
-            elif config_key(asked.server) in self._busy or (self.name == "grid" and key in self._tried):
+            elif self.name == "grid" and key in self._tried:
                 self._prune(asked.trial, None)
+            elif config_key(asked.server) in self._busy:
+                self._prune(asked.trial, None)
+                if self.name == "grid":  # it never names a cell twice
+                    self._aside.append({**asked.server, **asked.load})
             else:
                 self._asked[config_key(asked.server)] = asked
                 self._unmeasured.add(config_key(asked.server))
@@ -142,6 +150,22 @@ class Plain:
     def pivots(self) -> list[Pivot]:
         """None: samplers give no reasons."""
         return []
+
+    def _set_lost_aside(self) -> None:
+        """What was asked, is not told and runs no more was lost with its host: it is asked again."""
+        for key in [key for key in self._asked if key not in self._busy]:
+            lost = self._asked.pop(key)
+            self._unmeasured.discard(key)
+            self._prune(lost.trial, None)
+            self._aside.append({**lost.server, **lost.load})
+
+    def _again(self) -> Config | None:
+        """Something set aside that may be tried now."""
+        self._aside = [config for config in self._aside if config_key(config) not in self._tried]
+        for i, config in enumerate(self._aside):
+            if config_key(self.space.split(config)[0]) not in self._busy:
+                return self._aside.pop(i)
+        return None
 
     def _ask(self) -> _Asked:
         trial = self.study.ask()

@@ -125,6 +125,8 @@ class LaunchAware:
         if not self.memory.count:
             return self.grid.load(self._usual_load(row))
         planned = self._fresh.get(key)
+        if planned is None and fresh:
+            planned = self._compared(key)
         if planned is not None:
             return self.grid.load(planned)
         outlook = self._look(row, self._beliefs, set())
@@ -139,6 +141,13 @@ class LaunchAware:
         if index is None and self._beliefs:
             index = unfamiliar(self.memory, self._crashes, self._beliefs[0][1], key)
         return None if index is None else self.grid.load(index)
+
+    def _compared(self, key: Key) -> int | None:
+        """The baseline's own load part, for its server, while nothing is known of it: everything is compared there."""
+        baseline, load = self.space.split(self.space.baseline)
+        index, server = self.grid.load_index(load), self.memory.servers.get(key)
+        known = server is not None and index in self.memory.settled(server)
+        return None if known or key != self.memory.key(baseline) else index
 
     def _usual_load(self, row: Codes) -> int:
         """Where a server is measured that promises nothing: as the best so far, else as the baseline."""

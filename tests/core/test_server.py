@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from autotune.engine.leftovers import end_launch, end_leftovers, members
@@ -151,6 +152,24 @@ def test_killing_the_tuner_leaves_no_process(tmp_path: pathlib.Path, fault: str)
     end_leftovers(tmp_path)
     assert left(folder) == set()
     assert not any(alive(pid) for pid in pids)
+
+
+def test_a_keeper_apart_ends_the_server_of_a_tuner_that_kills_its_children(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "launches" / "0001"
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    program = TUNER.replace("live.start()", "live.apart = True\nlive.start()")
+    tuner = subprocess.Popen([sys.executable, "-c", program, str(folder), "none"], stdout=subprocess.PIPE, cwd=root,
+                             env={**os.environ, "PYTHONPATH": root})
+    assert tuner.stdout is not None and tuner.stdout.readline() == b"ready\n"
+    for child in psutil.Process(tuner.pid).children():  # as Ray does on its way out
+        child.kill()
+    tuner.kill()
+    tuner.wait()
+    tuner.stdout.close()
+    deadline = time.monotonic() + 30
+    while left(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left(folder) == set() and (folder / "exit.json").exists()
 
 
 def test_leftovers_are_ended_even_when_the_keeper_was_killed_too(tmp_path: pathlib.Path) -> None:

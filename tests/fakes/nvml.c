@@ -4,6 +4,7 @@
  *   init CODE, count N, driver VERSION, and for GPU I: I.uuid, I.name, I.memory_mib, I.used_mib, I.base_mj,
  *   I.counter_mw (the counter's slope), I.since_s (when it was at base_mj; else: when the library was loaded), clock FILE
  *   (holds three doubles: pace, ahead, ceiling; time is CLOCK_MONOTONIC * pace + ahead up to the ceiling), I.power_mw, I.module_mw, I.temp, I.bits, I.mig, I.limit_mw, I.pids (comma separated), I.flat 1,
+ *   I.node N (of its CPUs and PCI bridge), I.cpus MASK, I.links A,B (GPUs that NVLink joins it to),
  *   I.error.energy|fields|temp|bits|limit|mig|pids CODE (the NVML return code of that call).
  * Without the variable nvmlInit answers "driver not loaded".
  */
@@ -201,6 +202,35 @@ nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsi
 nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned int *limit) {
     *limit = (unsigned int)number(device, "limit_mw", 7e5);
     return error(device, "limit");
+}
+
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index) {
+    *index = (unsigned int)device->index;
+    return OK;
+}
+
+nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, int *level) {
+    char value[64];
+    if (!of(a, "node", value, sizeof value)) return NOT_SUPPORTED;
+    *level = number(a, "node", 0) == number(b, "node", 0) ? 30 : 50;
+    return OK;
+}
+
+nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, int kind, int *status) {
+    char list[256] = "", *part;
+    if (kind != 2 || !of(a, "links", list, sizeof list)) return NOT_SUPPORTED;
+    *status = 5;
+    for (part = strtok(list, ","); part; part = strtok(NULL, ","))
+        if (atoi(part) == b->index) *status = 0;
+    return OK;
+}
+
+nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, unsigned long *set) {
+    char value[64];
+    if (!of(device, "cpus", value, sizeof value)) return NOT_SUPPORTED;
+    memset(set, 0, words * sizeof *set);
+    set[0] = strtoul(value, NULL, 0);
+    return OK;
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,

@@ -21,7 +21,7 @@ from autotune.engine.probe import Gpu
 from autotune.history import TrialRecord
 from autotune.origin import devices
 from autotune.records import AutotuneError, config_key
-from autotune.study import Study, sqlite_url
+from autotune.study import SCHEMA, Study, sqlite_url
 from autotune.turns import Turns
 from tests.core.test_study import SPACE, open_study
 from tests.core.test_tune import ROOT, make_settings, tuner
@@ -173,6 +173,24 @@ def test_a_turn_is_had_by_one_at_a_time_and_given_back_by_the_dead(tmp_path: pat
         pass
 
 
+def test_who_only_reads_makes_no_tables_while_a_worker_makes_them(tmp_path: pathlib.Path) -> None:
+    url, said = sqlite_url(tmp_path), list[str]()
+
+    def read() -> None:
+        try:
+            Study.open(url, "s", SPACE, {}, create=False)
+        except AutotuneError as error:
+            said.append(str(error))
+
+    reader = threading.Thread(target=read)
+    with Turns(url, SCHEMA).turn():
+        reader.start()
+        reader.join(1.0)
+        assert reader.is_alive() and not (tmp_path / "study.db").exists()
+    reader.join(60)
+    assert len(said) == 1 and "there is no study s yet" in said[0]
+
+
 def test_threads_of_one_process_take_turns(tmp_path: pathlib.Path) -> None:
     turns, inside, most = Turns(sqlite_url(tmp_path), "topic"), [0], [0]
 
@@ -214,6 +232,15 @@ def test_a_worker_elsewhere_without_a_sign_of_life_is_dead(tmp_path: pathlib.Pat
     while not (dead := study.clear_dead()) and time.monotonic() < deadline:
         time.sleep(0.3)
     assert dead == [0] and study.records()[0].state == "FAIL"
+
+
+def test_ray_does_not_keep_sigterm_to_itself() -> None:
+    from autotune.rayhosts import _own_signals
+
+    before = signal.getsignal(signal.SIGTERM)
+    with _own_signals():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as ray.init does
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_the_baselines_outputs_reach_every_host(tmp_path: pathlib.Path) -> None:

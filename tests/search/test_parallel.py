@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from autotune.records import Blame, Config, Crash, Stage
-from autotune.search.plain import Plain
+from autotune.records import Blame, Config, Crash, Stage, config_key
+from autotune.search.plain import SAMPLERS, Plain
 from autotune.search.protocol import Launch, Limits, Measured, Observation, Stop, StopKind
 from autotune.search.strategy import LaunchAware
 from autotune.space import Space
@@ -65,6 +65,32 @@ def test_what_ended_without_news_comes_up_again() -> None:
     assert propose(strategy) == BASE
 
 
+def test_a_baseline_that_comes_late_is_measured_under_its_own_load_part() -> None:
+    strategy = LaunchAware(SPACE, Limits())
+    assert propose(strategy) == BASE
+    other = propose(strategy)
+    for load, value in ((1, 1.0), (64, 64.0)):
+        strategy.tell(Observation(other, {"concurrency": load}, Measured(value, relative_noise=0.01), 330, 300, load))
+    strategy.done(other)
+    strategy.done(BASE)  # its worker died, and another load part is known to be far better
+    step = strategy.propose()
+    assert isinstance(step, Launch) and step.server == BASE
+    assert strategy.next_load(BASE) == {"concurrency": 1}
+    strategy.tell(Observation(BASE, {"concurrency": 1}, Measured(1.0, relative_noise=0.01), 330, 300, 1))
+    assert strategy.next_load(BASE) != {"concurrency": 1}
+
+
+def test_a_baseline_retried_after_a_transient_crash_is_measured_under_its_own_load_part() -> None:
+    space = dataclasses.replace(SPACE, baseline={**BASE, "concurrency": 64})
+    strategy = LaunchAware(space, Limits())
+    propose(strategy)
+    strategy.tell(Observation(BASE, None, dataclasses.replace(CRASH, blame=Blame.TRANSIENT), 20, 20, 0))
+    strategy.done(BASE)
+    step = strategy.propose()
+    assert isinstance(step, Launch) and step.server == BASE and step.intent == "retry"
+    assert strategy.next_load(BASE) == {"concurrency": 64}
+
+
 def test_a_region_closed_by_the_crash_of_one_is_closed_for_all() -> None:
     workers = [LaunchAware(SPACE, Limits()) for _ in range(3)]
     for strategy in workers:
@@ -118,6 +144,56 @@ def test_samplers_of_optuna_keep_several_trials_apart() -> None:
         strategy.done(server)
     states = [t.state.name for t in strategy.study.trials]
     assert states.count("COMPLETE") == 3 and states.count("RUNNING") == 0
+
+
+def ask(strategy: Plain) -> Config | None:
+    """A configuration that is pending from now on; None: nothing is left."""
+    step = strategy.propose()
+    if isinstance(step, Stop):
+        return None
+    load = strategy.next_load(step.server)
+    assert load is not None
+    strategy.pending(step.server)
+    return {**step.server, **load}
+
+
+def tell(strategy: Plain, config: Config) -> None:
+    server, load = SPACE.split(config)
+    strategy.tell(Observation(server, load, Measured(1.0), 30, 20))
+    strategy.done(server)
+
+
+def test_samplers_of_optuna_ask_again_for_what_was_lost_with_its_host() -> None:
+    for name in SAMPLERS:
+        strategy = Plain(SPACE, name, Limits(), 0)
+        first, second = ask(strategy), ask(strategy)
+        assert first == SPACE.baseline and second is not None
+        strategy.done(SPACE.split(second)[0])
+        assert ask(strategy) == second, name
+        strategy.done(BASE)
+        assert ask(strategy) == first, name
+        states = [t.state.name for t in strategy.study.trials]
+        assert states.count("RUNNING") == 2 and states.count("WAITING") == 0
+
+
+def test_a_grid_leaves_no_cell_out_whose_server_part_runs_elsewhere_or_is_lost() -> None:
+    strategy = Plain(SPACE, "grid", Limits(), 0)
+    running: list[Config] = []
+    seen: list[str] = []
+    lost = 0
+    while True:
+        while len(running) < 3 and (config := ask(strategy)) is not None:
+            running.append(config)
+        if not running:
+            break
+        config = running.pop(0)
+        if lost < 3 and len(seen) % 4 == 3:
+            lost += 1
+            strategy.done(SPACE.split(config)[0])
+            continue
+        seen.append(config_key(config))
+        tell(strategy, config)
+    assert lost == 3 and len(seen) == len(set(seen)) == 48
 
 
 def test_a_large_memory_is_asked_through_a_choice_of_it() -> None:
