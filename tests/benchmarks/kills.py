@@ -139,10 +139,12 @@ class Campaign:
         self.figures.trials += sum(t.finished for t in trials)
         self.figures.failed += sum(t.state == "FAIL" for t in trials)
         complete = [t for t in trials if t.state == "COMPLETE" and not t.attrs.get("confirm")]
-        searched = collections.Counter(t.key for t in complete)
-        again = {key: n for key, n in searched.items() if n > 1}
+        searched: dict[str, set[Any]] = collections.defaultdict(set)  # measured again within a launch: for its noise
+        for trial in complete:
+            searched[trial.key].add(trial.attrs["launch_id"])
+        again = {key: sorted(launches) for key, launches in searched.items() if len(launches) > 1}
         if again:
-            self.figures.doubled += sum(again.values()) - len(again)
+            self.figures.doubled += sum(len(launches) - 1 for launches in again.values())
             print(f"DOUBLED in {site.folder}: {again}", flush=True)
         wanted = {t.state for t in trials} <= {"COMPLETE", "PRUNED", "FAIL"} and any(t.finished for t in trials)
         if code != (0 if complete else 3) or not wanted or (code == 0 and not (site.study / "launch.sh").exists()):
@@ -169,7 +171,7 @@ def main() -> int:
     for moment, count in figures.at.most_common():
         print(f"  {count:4} {moment}")
     if options.json:
-        options.json.write_text(json.dumps(dataclasses.asdict(figures), indent=1) + "\n")
+        options.json.write_text(json.dumps({**vars(figures), "at": dict(figures.at)}, indent=1) + "\n")
     print(f"{options.engine}: {figures.line()}; {time.monotonic() - began:.0f} s: "
           f"{'all right' if figures.right else 'WRONG'}")
     return 0 if figures.right else 1
