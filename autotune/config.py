@@ -104,8 +104,8 @@ class ExecutorSettings:
 class ParallelSettings:
     """parallel: launches side by side on this host."""
 
-    slots: str = "1"
-    check: bool = True
+    slots: str
+    check: bool
 
     def __post_init__(self) -> None:
         if self.slots != "auto" and not (self.slots.isdecimal() and int(self.slots) > 0):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.history import ALONE, BESIDE, TrialRecord
+from autotune.records import config_key
 from autotune.slots import Slots
 from autotune.tune import Tuner
 
@@ -19,12 +20,18 @@ ATTR = "neighbours"
 
 
 def check(tuner: Tuner, slots: Slots) -> dict[str, Any] | None:
-    """Measure it once a study: alone, as many baselines as fit side by side, alone again. None: nothing fits beside."""
+    """Measure it once a study: alone, as many baselines as fit side by side, alone again.
+
+    None: nothing fits beside the baseline, or it only crashed.
+    """
     space, study = tuner.study.space, tuner.study
     many = min(slots.at_once, len(slots.layout.units) // slots.units(space.split(space.baseline)[0]))
     known = study.attrs().get(ATTR)
     if known is not None and known["count"] == many - 1:
         return dict(known)
+    own = [r for r in study.records() if config_key(r.config) == config_key(space.baseline) and r.state != "FAIL"]
+    if own and all(r.crashed for r in own):
+        return None
     if many < 2:
         tuner.watcher.note("the baseline takes all of this host: nothing was measured beside it")
         return None

@@ -92,7 +92,7 @@ def tune(settings: Settings) -> int:
                 study.set_attr("warm_start", lesson)
                 watcher.note(lesson)
             if isinstance(place, Slots):
-                if settings.parallel.check:
+                if settings.parallel.check and stop.kind is not StopKind.HOST:
                     neighbours.check(tuner, place)
                 tuner.bench, tuner.at_once = place.alone, 1  # whatever decides
             bugs.isolate(tuner, settings.study.isolate)

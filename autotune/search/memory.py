@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ SURE = 0.01
 """Relative standard error below which a leader is not measured again."""
 MANY = 160
 """Measured configurations from which on the value model is given a choice of them: its cost grows with their cube."""
+ROOM = 16
+"""Rows of server parts that are made room for at first."""
 MANY_CRASHES, OF_ONE_KIND = 60, 10
 """Crashes from which on the crash model is given the newest ones only, so many of each signature."""
 NOISE = 0.02
@@ -57,6 +59,8 @@ class Memory:
         self.crash_s: list[float] = []
         self.measure_s: list[float] = []
         self.limits: list[str] = []
+        self._rows = np.zeros((ROOM, grid.width), dtype=np.int16)  # those of `servers`, and room for more
+        self._feasible: tuple[int, list[tuple[Key, int]]] = (0, [])  # when `count` was this
         self._points: dict[tuple[Key, int], tuple[NDArray[np.float64], float]] = {}
         self.passes = 0
         self.last_good: Key | None = None
@@ -70,7 +74,10 @@ class Memory:
         row = self.grid.server_row(observation.server)
         key = tuple(int(c) for c in row)
         load = None if observation.load is None else self.grid.load_index(observation.load)
-        server = self.servers.setdefault(key, Server(row))
+        server = self.servers.get(key)
+        if server is None:
+            server = self.servers[key] = Server(row)
+            self._keep(row)
         self.count += 1
         self.used_s += observation.cost_s
         if observation.launch_s > 0:
@@ -132,11 +139,22 @@ class Memory:
 
     def passed(self) -> Codes:
         """(n, P) server parts that came up."""
-        return _stack([s.row for s in self.servers.values() if s.came_up], self.grid.width)
+        return self._where(s.came_up for s in self.servers.values())
 
     def crashed(self) -> Codes:
         """(n, P) server parts that never came up."""
-        return _stack([s.row for s in self.servers.values() if s.launch_crashes and not s.came_up], self.grid.width)
+        return self._where(bool(s.launch_crashes) and not s.came_up for s in self.servers.values())
+
+    def _where(self, true: Iterable[bool]) -> Codes:
+        """(n, P) of `servers`, oldest first, those for which it is true."""
+        rows: Codes = self._rows[:len(self.servers)][np.fromiter(true, dtype=bool, count=len(self.servers))]
+        return rows
+
+    def _keep(self, row: Codes) -> None:
+        count = len(self.servers)
+        if count > len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        self._rows[count - 1] = row
 
     def came_up(self, when: Mapping[str, tuple[Value, ...]]) -> bool:
         """Whether a server part with one of the choices of each parameter of `when` came up."""
@@ -159,9 +177,9 @@ class Memory:
 
     def served(self) -> Codes:
         """(n, D) configurations measured without a crash."""
-        loads = [j for s in self.servers.values() for j in s.values]
-        rows = _stack([s.row for s in self.servers.values() for _ in s.values], self.grid.width)
-        return np.concatenate([rows, self.grid.load_rows[loads]], axis=1)
+        at = np.array([(i, j) for i, s in enumerate(self.servers.values()) for j in s.values], dtype=np.intp)
+        at = at.reshape(len(at), 2)
+        return np.concatenate([self._rows[at[:, 0]], self.grid.load_rows[at[:, 1]]], axis=1)
 
     def measurements(self) -> Data:
         """Mean log objective and log limit ratios per configuration with a value, and the sd of their noise.
@@ -201,12 +219,15 @@ class Memory:
 
     def feasible(self) -> list[tuple[Key, int]]:
         """Configurations that kept every limit in (the majority of) their valid measurements."""
+        if self._feasible[0] == self.count:
+            return self._feasible[1]
         out = []
         for key, server in self.servers.items():
             for load, seen in server.values.items():
                 valid = [m for m in seen if m.value is not None and m.value > 0]
                 if valid and 2 * sum(m.feasible for m in valid) > len(valid):
                     out.append((key, load))
+        self._feasible = self.count, out
         return out
 
 

@@ -20,7 +20,8 @@ from autotune.config import ParallelSettings, Settings, load
 from autotune.engine.probe import Gpu, Gpus
 from autotune.engine.topology import Layout, Unit, cores, listed, of_cores, pinned, split
 from autotune.history import TrialRecord
-from autotune.records import AutotuneError, HostCannotRun, UsageError
+from autotune.records import AutotuneError, Config, HostCannotRun, UsageError, Value
+from autotune.search.protocol import Launch, Stop
 from autotune.slots import Ended, Slots
 from autotune.study import Study, sqlite_url
 from autotune.trial import Bench
@@ -140,7 +141,7 @@ def test_slots_are_as_many_as_the_smallest_configuration_fits(tmp_path: pathlib.
     some, large, whole = (sized(tmp_path, flags=flags) for flags in ([1, 2, 4], [4, 2], [8]))
 
     def of(settings: Settings, asked: str, gpus: int = 8) -> Slots | None:
-        asking = dataclasses.replace(settings, parallel=ParallelSettings(asked))
+        asking = dataclasses.replace(settings, parallel=ParallelSettings(asked, True))
         return slots.of(asking, bench(asking, gpus))
 
     made = [of(some, "auto"), of(large, "auto"), of(large, "3")]
@@ -214,7 +215,7 @@ def test_a_launch_sees_its_gpus_and_a_port_apart_from_the_others(tmp_path: pathl
 
 def test_ending_reaches_launches_that_wait_and_that_run(tmp_path: pathlib.Path) -> None:
     host = Slots(bench(sized(tmp_path, at=["load"], fault=["hang"])), layout(), 8)
-    server = {"speed": 100, "fault": "hang", "at": "load", "flags": 8}
+    server: dict[str, Value] = {"speed": 100, "fault": "hang", "at": "load", "flags": 8}
     told: list[str] = []
 
     def work(number: int) -> None:
@@ -242,24 +243,37 @@ def slotted(folder: pathlib.Path, servers: list[dict[str, Any]]) -> tuple[Any, S
     groups = split(cores(os.sched_getaffinity(0)), 2)
     assert isinstance(made.bench, Bench)
     host = Slots(made.bench, Layout(tuple(Unit(group) for group in groups), ((0.0, 1.0), (1.0, 0.0))), 2)
-    return dataclasses.replace(made, bench=host, at_once=2), host
+    return dataclasses.replace(made, bench=host, at_once=2, strategy=Apart(made.strategy)), host
+
+
+class Apart:
+    """A listed strategy that proposes nothing that is pending, which the list itself knows nothing of."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.busy = inner, list[Config]()
+
+    def propose(self) -> Launch | Stop:
+        whole = self.inner.servers
+        self.inner.servers = [server for server in whole if server not in self.busy]
+        try:
+            step: Launch | Stop = self.inner.propose()
+        finally:
+            self.inner.servers = whole
+        return step
+
+    def pending(self, server: Config) -> None:
+        self.busy.append(server)
+
+    def done(self, server: Config) -> None:
+        if server in self.busy:
+            self.busy.remove(server)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 def test_two_launches_run_side_by_side_and_say_so(tmp_path: pathlib.Path) -> None:
     made, host = slotted(tmp_path, [{}, {"speed": 200}, {"flags": "b"}])
-    # The list's strategy knows nothing of pending launches: it would propose the same one twice.
-    busy: list[Any] = []
-    listed_, propose = made.strategy, made.strategy.propose
-    listed_.pending, listed_.done = busy.append, lambda server: server in busy and busy.remove(server)
-    def next_one() -> Any:
-        kept = listed_.servers
-        listed_.servers = [server for server in kept if server not in busy]
-        try:
-            return propose()
-        finally:
-            listed_.servers = kept
-
-    listed_.propose = next_one
     made.run()
     found = made.study.records()
     assert [r.state for r in found] == ["COMPLETE"] * 6 and len({r.launch_id for r in found}) == 3
@@ -317,9 +331,10 @@ def test_a_baseline_that_cannot_be_measured_says_so() -> None:
 @pytest.mark.slow
 def test_a_study_screens_side_by_side_and_confirms_alone(tmp_path: pathlib.Path, library: pathlib.Path) -> None:
     settings = sized(tmp_path, speed=[100, 200], flags=[1, 2])
-    (library / "state").write_text("\n".join(SHARED) + "\n")
+    (library / "state").write_text("\n".join([*SHARED, "count 2"]) + "\n")
     command = [sys.executable, "-m", "autotune", "tune", "--spaces", str(tmp_path / "spaces"), *settings.overrides,
-               "parallel.slots=auto", "study.launches=5", "study.confirm.finalists=1", "study.confirm.max_rounds=2"]
+               "parallel.slots=auto", "study.launches=4", "study.confirm.finalists=1", "study.confirm.min_rounds=2",
+               "study.confirm.max_rounds=2"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, env={
         **os.environ, "PYTHONPATH": ROOT, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(library / "state")})
     assert done.returncode == 0, done.stdout + done.stderr
@@ -328,13 +343,13 @@ def test_a_study_screens_side_by_side_and_confirms_alone(tmp_path: pathlib.Path,
     confirmed = [r for r in study.records() if r.attrs.get("confirm_after")]
     assert max(r.attrs["neighbours"] for r in searched) > 0
     assert confirmed and all("neighbours" not in r.attrs for r in confirmed)
-    assert study.attrs()["neighbours"]["count"] == 7
+    assert study.attrs()["neighbours"]["count"] == 1
     for one in searched:  # launches that ran at the same time had other GPUs
         for other in searched:
             if one.launch_id != other.launch_id and overlap(one, other):
                 assert not placed(settings, one) & placed(settings, other)
     report = (settings.folder / "report.md").read_text()
-    assert "had others beside them, for screening only: with 7 neighbours" in report
+    assert "had others beside them, for screening only: with 1 neighbour of its kind" in report
 
 
 def overlap(one: TrialRecord, other: TrialRecord) -> bool:

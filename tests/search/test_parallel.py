@@ -209,3 +209,25 @@ def test_a_large_memory_is_asked_through_a_choice_of_it() -> None:
         strategy.tell(Observation({**BASE, "c": (1, 2, 4, 8)[i % 4]}, None, crash, 20, 20, i))
     kept = strategy.memory.evidence()
     assert len(kept) == 3 * memory.OF_ONE_KIND and [f.trial for f in kept] == sorted(f.trial or 0 for f in kept)
+
+
+def test_facts_of_a_memory_are_those_of_its_servers() -> None:
+    from autotune.search.memory import Memory
+
+    strategy = LaunchAware(SPACE, Limits())
+    memory: Memory = strategy.memory
+    rows = memory.grid.servers(np.random.default_rng(0))
+    assert memory.passed().shape == memory.crashed().shape == (0, 3) and memory.served().shape == (0, 4)
+    for i, row in enumerate(np.concatenate([rows, rows[::-1]] * 2)):  # more than the first room for rows, and repeats
+        server = memory.grid.server(row)
+        crash = i % 3 == 0
+        strategy.tell(Observation(server, None if crash else {"concurrency": (1, 64)[i % 2]},
+                                  CRASH if crash else Measured(1.0, i % 5 > 0), 30, 20, i))
+        servers = list(memory.servers.values())
+        assert memory.passed().tolist() == [s.row.tolist() for s in servers if s.came_up]
+        assert memory.crashed().tolist() == [s.row.tolist() for s in servers if s.launch_crashes and not s.came_up]
+        assert memory.served().tolist() == [[*s.row.tolist(), *memory.grid.load_rows[j].tolist()]
+                                            for s in servers for j in s.values]
+        assert memory.feasible() == [(key, load) for key, s in memory.servers.items() for load, seen in s.values.items()
+                                     if 2 * sum(m.feasible for m in seen) > len(seen)]
+    assert len(memory.servers) == len(rows) == 24
