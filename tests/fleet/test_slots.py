@@ -344,17 +344,18 @@ def test_a_study_screens_side_by_side_and_confirms_alone(tmp_path: pathlib.Path,
     assert max(r.attrs["neighbours"] for r in searched) > 0
     assert confirmed and all("neighbours" not in r.attrs for r in confirmed)
     assert study.attrs()["neighbours"]["count"] == 1
-    for one in searched:  # launches that ran at the same time had other GPUs
-        for other in searched:
-            if one.launch_id != other.launch_id and overlap(one, other):
-                assert not placed(settings, one) & placed(settings, other)
+    ran = {r.launch_id: lifetime(settings, r) for r in searched}
+    gpus = {r.launch_id: placed(settings, r) for r in searched}
+    beside = [(a, b) for a in ran for b in ran if a != b and ran[a][0] < ran[b][1] and ran[b][0] < ran[a][1]]
+    assert beside and not any(gpus[a] & gpus[b] for a, b in beside)
     report = (settings.folder / "report.md").read_text()
     assert "had others beside them, for screening only: with 1 neighbour of its kind" in report
 
 
-def overlap(one: TrialRecord, other: TrialRecord) -> bool:
-    assert one.started and one.ended and other.started and other.ended
-    return one.started < other.ended and other.started < one.ended
+def lifetime(settings: Settings, record: TrialRecord) -> tuple[float, float]:
+    """When a launch's server was started and had ended, in seconds."""
+    folder = settings.folder / "launches" / f"{record.launch_id:04d}"
+    return (folder / "owner.json").stat().st_mtime, (folder / "exit.json").stat().st_mtime
 
 
 def placed(settings: Settings, record: TrialRecord) -> set[str]:
