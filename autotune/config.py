@@ -317,8 +317,12 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
         raise UsageError(f"out must be a file or a folder, not {cfg['out']!r}")
     if cfg["trial"] is not None and (not isinstance(cfg["trial"], int) or cfg["trial"] < 0):
         raise UsageError(f"trial must be a trial's number, not {cfg['trial']!r}")
+    space = space.with_rules(engine.rules)
+    reason = space.forbidden(space.baseline)
+    if reason:
+        raise UsageError(f"space {space.name}: the baseline is forbidden by a rule of engine {engine.name}: {reason}")
     return Settings(
-        space=space.with_rules(engine.rules), engine=engine, limits=limits, objective=_objective(cfg),
+        space=space, engine=engine, limits=limits, objective=_objective(cfg),
         device=cfg["device"], outputs=pathlib.Path(cfg["outputs"]), config=str(cfg["config"]), trial=cfg["trial"],
         format=cfg["format"], out=cfg["out"], overrides=overrides, composed=cfg, **sections)
 

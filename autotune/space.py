@@ -13,12 +13,14 @@ import itertools
 import json
 import math
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.records import Config, UsageError, Value, config_key, digest
 from autotune.redact import Redactor
 
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "baseline", "describe",
         "workload", "limits", "study", "power", "server", "agreement"}
 OVERLAYS = ("workload", "limits", "study", "power", "server", "agreement")
@@ -80,7 +82,7 @@ class Space:
             params=params, rules=rules, baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
             model={str(k): str(v) for k, v in _scalars(raw.get("model"), where, "model").items()},
             needs=dict(_scalars(raw.get("needs"), where, "needs")), belief=_beliefs(raw.get("belief") or {}, where),
-            describe=str(raw.get("describe") or ""),
+            describe="".join(c for c in str(raw.get("describe") or "") if c.isprintable() or c == "\n"),
         )
         space._check(where)
         return space
@@ -192,6 +194,8 @@ class Space:
         yield from extend(0, dict(start or {}))
 
     def _check(self, where: str) -> None:
+        if not NAME.fullmatch(self.name):  # a study's folder is named after it
+            raise UsageError(f"{where}: name {self.name!r} must be letters, digits, _, - and dots, and begin with none")
         names = [p.name for p in self.params]
         seen: set[str] = set()
         for param in self.params:

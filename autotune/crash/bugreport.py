@@ -38,7 +38,7 @@ def bug_report(crash: Crash, *, command: Sequence[str], isolated: Isolated | Non
     Secrets are taken out.
     """
     redactor = Redactor.from_command(command, environment or {})
-    parts = [f"# {_title(crash)}", _what(crash), "## Reproduce", _shell(redactor, command, environment or {})]
+    parts = [f"# {_title(crash, redactor)}", _what(crash), "## Reproduce", _shell(redactor, command, environment or {})]
     if working_command:
         parts += ["This works instead:", _shell(redactor, working_command, environment or {})]
     if isolated is not None:
@@ -49,10 +49,11 @@ def bug_report(crash: Crash, *, command: Sequence[str], isolated: Isolated | Non
     return "\n\n".join(parts) + "\n"
 
 
-def _title(crash: Crash) -> str:
+def _title(crash: Crash, redactor: Redactor) -> str:
     last = [line for line in crash.excerpt.splitlines() if re.search(r"error|exception|fail|assert", line, re.I)]
     said = (last or crash.excerpt.splitlines() or [crash.category])[-1]
-    return f"[{crash.category}] {' '.join(said.split())}"[:TITLE]
+    shown = "".join(c for c in " ".join(redactor.text(said).split()) if c.isprintable())
+    return re.sub(r"([<>&`\\])", r"\\\1", f"[{crash.category}] {shown}"[:TITLE])
 
 
 def _what(crash: Crash) -> str:

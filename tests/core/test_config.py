@@ -161,3 +161,8 @@ def test_an_engine_without_a_package_has_no_version_and_the_embedded_one_has_our
     embedded = load(["+space=local"]).engine
     assert engine_version(embedded) == autotune.__version__
     assert engine_version(dataclasses.replace(embedded, package=None)) is None
+
+
+def test_a_baseline_that_the_engine_refuses_is_said_before_anything_is_launched() -> None:
+    with pytest.raises(UsageError, match="the baseline is forbidden by a rule of engine ddtree: not with this one"):
+        load(["+space=local", "++engine.rules=[{tree_budget: 0, because: not with this one}]"])

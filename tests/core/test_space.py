@@ -137,3 +137,15 @@ def test_models_and_needs_of_another_kind_are_refused(changes: dict[str, Any]) -
     with pytest.raises(UsageError, match="must be a"):
         parse(**changes)
     assert parse(model={"target": "/m", "draft": None}).model == {"target": "/m"}
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/b", "..", ".hidden", "a b", "a\n"])
+def test_a_spaces_name_cannot_leave_the_folder_of_outputs(name: str) -> None:
+    with pytest.raises(UsageError, match="must be letters"):
+        Space.parse({"name": name, "engine": "e", "params": {"a": {"choices": [1, 2]}}, "baseline": {"a": 1}})
+
+
+def test_a_description_cannot_steer_the_terminal() -> None:
+    made = Space.parse({"name": "x", "engine": "e", "params": {"a": {"choices": [1, 2]}}, "baseline": {"a": 1},
+                        "describe": "\x1b]0;title\x07a\x1b[2Jb"})
+    assert made.describe == "]0;titlea[2Jb"

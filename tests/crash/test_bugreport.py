@@ -52,3 +52,9 @@ def test_backticks_in_a_log_do_not_end_its_block() -> None:
 def test_versions_name_python_and_installed_packages_only() -> None:
     found = versions(["pytest", "no-such-package-here"])
     assert {"python", "system", "pytest"} == set(found)
+
+
+def test_a_title_is_no_markup_of_the_servers_and_has_no_secret() -> None:
+    shown = report(classify("RuntimeError: <img src=x onerror=alert(2)> with s3cr3t-key \x1b]0;x\x07", exit_status=1,
+                            after_s=1.0)).splitlines()[0]
+    assert "<img" not in shown.replace("\\<", "") and "s3cr3t" not in shown and "\x1b" not in shown
