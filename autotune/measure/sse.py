@@ -104,12 +104,15 @@ class TokenStream:
         self._rest = payload[cut + 1:] if cut else payload
         events = payload[:cut].split(b"\n\n") if cut else []
         at, last = 0, len(events) - 2  # what follows the last event's end is empty
+        looked = False
         while at < len(events):
             if events[at] and not events[at].isspace():
                 self._event(events[at], now)
             at += 1
-            if self._count and at < last and _all_count(events[at:last]):
-                at = last  # came together with the last one, which says how many tokens there are by now
+            if self._count and not looked and at < last:
+                looked = True
+                if _all_count(events[at:last]):
+                    at = last  # came together with the last one, which says how many tokens there are by now
 
     def _add(self, count: int, now: float) -> None:
         """An event with tokens; `count` so far, 0 if the server did not say."""
