@@ -8,12 +8,14 @@ Every fault of the input is a UsageError of one line. Defaults live in conf/, ty
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune import yamlfile
 from autotune.engine.server import ServerSettings
 from autotune.engine.spec import EngineSpec
 from autotune.measure.agreement import AgreementSettings
@@ -22,13 +24,14 @@ from autotune.measure.limits import Limits
 from autotune.measure.objective import Objective
 from autotune.measure.power.meter import PowerSettings
 from autotune.records import UsageError
+from autotune.redact import Redactor
 from autotune.space import OVERLAYS, Space
+from autotune.storage import passwords
 from autotune.workload import WorkloadSettings
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
 STRATEGIES = ("autotune", "tpe", "random", "grid")
 SPACES_VARIABLE = "AUTOTUNE_SPACES"
-MISREAD = {"on", "off", "yes", "no", "y", "n"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,8 +165,14 @@ class Settings:
     """Folders of spaces named on the command line."""
 
     def command(self, verb: str) -> list[str]:
-        """The command line that does `verb` with these settings."""
+        """The command line that does `verb` with these settings, secrets and all: `redactor` is for showing it."""
         return ["python", "-m", "autotune", verb, *self.overrides, *(f"--spaces={folder}" for folder in self.spaces)]
+
+    @functools.cached_property
+    def redactor(self) -> Redactor:
+        """Knows the secrets of the command line, of the files that were composed, and of the environment."""
+        found = Redactor.from_command(self.overrides, self.composed, os.environ)
+        return Redactor([*found.values, *passwords([self.study.storage, *self.study.warm_start])])
 
     @property
     def study_name(self) -> str:
@@ -238,13 +247,15 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
     file = files.get(str(given["space"]))
     if file is None:
         raise UsageError(f"there is no space {given['space']!r}; spaces: {', '.join(sorted(files))}")
-    _no_misread_words(file)
+    yamlfile.check(file, misread_words=True)
     node = OmegaConf.load(file)
     store = ConfigStore.instance()
     for name in [file.stem, *_bases(node)]:
         if name in files:
+            yamlfile.check(files[name])
             store.store(group="space", name=name, node=OmegaConf.load(files[name]), provider=str(files[name]))
     for engine in sorted(file.parent.glob("engine/*.yaml")):
+        yamlfile.check(engine)
         store.store(group="engine", name=engine.stem, node=OmegaConf.load(engine), provider=str(engine))
     # space=NAME means +space=NAME, and open mappings take new keys without a plus.
     wanted = ["+" + o if o.startswith("space=") else "++" + o if o.startswith(("engine.", "limits.")) else o
@@ -378,22 +389,6 @@ def _overlay(base: dict[str, Any], overlay: Any, name: str, keys: set[str]) -> d
             deeper = {k.split(".", 1)[1] for k in keys if k.startswith(f"{name}.")}
             merged[key] = _overlay(base[key], value, key, deeper)
     return merged
-
-
-def _no_misread_words(file: pathlib.Path) -> None:
-    """Refuse plain on/off/yes/no, which YAML 1.1 reads as booleans behind the author's back."""
-    import yaml
-
-    try:
-        tokens = list(yaml.scan(file.read_text(encoding="utf-8")))
-    except yaml.YAMLError as error:
-        raise UsageError(f"{file}: not valid YAML: {_one_line(error)}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file}: cannot be read: {_one_line(error)}") from error
-    for token in tokens:
-        if isinstance(token, yaml.ScalarToken) and token.plain and token.value.lower() in MISREAD:
-            raise UsageError(f"{file}, line {token.start_mark.line + 1}: YAML reads {token.value} as a boolean: "
-                             f'write true or false, or quote it: "{token.value}"')
 
 
 def _one_line(error: Exception) -> str:

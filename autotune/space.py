@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autotune.printable import printable
 from autotune.records import Config, UsageError, Value, config_key, digest
 from autotune.redact import Redactor
 
@@ -82,7 +83,7 @@ class Space:
             params=params, rules=rules, baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
             model={str(k): str(v) for k, v in _scalars(raw.get("model"), where, "model").items()},
             needs=dict(_scalars(raw.get("needs"), where, "needs")), belief=_beliefs(raw.get("belief") or {}, where),
-            describe="".join(c for c in str(raw.get("describe") or "") if c.isprintable() or c == "\n"),
+            describe=printable(str(raw.get("describe") or ""), keep="\n"),
         )
         space._check(where)
         return space
@@ -265,8 +266,8 @@ def _param(name: Any, spec: Any, where: str) -> Param:
         finite = not isinstance(choice, float) or math.isfinite(choice)
         if not isinstance(choice, str | int | float | bool) or not finite:
             raise UsageError(f"{at}: {choice!r} is not a text, number or boolean")
-        if isinstance(choice, str) and (hidden := Redactor().text(choice)) != choice:
-            raise UsageError(f"{at}: the choice {hidden!r} holds what looks like a secret, and choices are written "
+        if isinstance(choice, str) and (hidden := Redactor().argv([f"{name}={choice}"])[0]) != f"{name}={choice}":
+            raise UsageError(f"{at}: {hidden!r} holds what looks like a secret, and choices are written "
                              "everywhere: put it into an environment variable")
     if any(_among(a, (b,)) for a, b in itertools.combinations(choices, 2)):
         raise UsageError(f"{at}: a choice is listed twice")

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.redact import HIDDEN, Redactor, secret_name
+from autotune.redact import HIDDEN, Redactor
+from autotune.secretnames import secret_name
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "--api-key", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "password",
