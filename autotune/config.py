@@ -24,7 +24,7 @@ from autotune.measure.limits import Limits
 from autotune.measure.objective import Objective
 from autotune.measure.power.meter import PowerSettings
 from autotune.records import UsageError
-from autotune.redact import Redactor
+from autotune.redact import HIDDEN, Redactor
 from autotune.space import OVERLAYS, Space
 from autotune.storage import passwords
 from autotune.workload import WorkloadSettings
@@ -223,7 +223,7 @@ def load(overrides: Sequence[str], extra_spaces: Sequence[str] = ()) -> Settings
 
     files = space_files(extra_spaces)
     try:
-        return dataclasses.replace(_load(list(overrides), files), spaces=tuple(extra_spaces))
+        settings = dataclasses.replace(_load(list(overrides), files), spaces=tuple(extra_spaces))
     except RecursionError as error:
         raise UsageError("the space refers to itself (a YAML anchor or a defaults list)") from error
     except OverrideParseException as error:
@@ -231,6 +231,32 @@ def load(overrides: Sequence[str], extra_spaces: Sequence[str] = ()) -> Settings
                          "own inside the shell's (for ~ ' \" , = brackets and line breaks): \"key='value'\"") from error
     except (HydraException, OmegaConfBaseException, YAMLError, _Composition) as error:
         raise UsageError(_one_line(error)) from error
+    _public_space(settings)
+    return settings
+
+
+def _public_space(settings: Settings) -> None:
+    """Refuse a space that holds a secret of the command line or of the engine, or gives choices to a secret flag.
+
+    What a space says is written everywhere. Raises UsageError.
+    """
+    space, known = settings.space, Redactor.from_command(settings.overrides, settings.composed)
+    texts = {"describe": space.describe, **{f"model.{k}": v for k, v in space.model.items()}}
+    texts |= {f"forbid {number}": rule.because for number, rule in enumerate(space.rules)}
+    texts |= {f"params.{p.name}={c}": c for p in space.params for c in p.choices if isinstance(c, str)}
+    for where, said in texts.items():
+        if any(secret in said for secret in known.values):
+            raise UsageError(f"space {space.name}: {known.text(where)} holds a secret of the settings, and spaces are "
+                             "written everywhere: leave it to the engine's environment")
+    for param in space.server_params:
+        spec = settings.engine.params.get(param.name)
+        for action in spec.any_value if spec is not None else ():
+            told = [arg.replace("{value}", "a-choice") for arg in action.args]
+            env = {name: value.replace("{value}", "a-choice") for name, value in action.env.items()}
+            shown = [*Redactor().argv(told), *Redactor().mapping(env).values()]
+            if any(HIDDEN in str(word) for word in shown) and any(isinstance(c, str) for c in param.choices):
+                raise UsageError(f"space {space.name}: params.{param.name} goes to a flag or variable that takes a "
+                                 "secret, and choices are written everywhere: put it into an environment variable")
 
 
 def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
