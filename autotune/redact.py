@@ -20,10 +20,11 @@ HIDDEN = "[redacted]"
 SHORTEST = 4
 """Values shorter than this are not replaced everywhere (they would hit ordinary text)."""
 NUMBER_LENGTH = 8
-"""Numbers with fewer digits are counts and ports more often than secrets: they are hidden only where they are given."""
+"""Numbers with fewer digits are counts and ports more often than secrets: they are hidden only where they are given.
+So are shorter parts of a list in one value."""
 ROUNDS = 4
 GROUP_LENGTH = 8192
-MOST_BRACKETS = 128
+MOST_BRACKETS = 64
 
 PREFIXES = ("hf_", "sk-", "sk_live_", "rk_live_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", 
             "xox", "xapp-", "AKIA", "ASIA", "AIza", "ya29.", "npm_", "pypi-", "nvapi-", "gsk_", "r8_", "eyJ")
@@ -53,7 +54,10 @@ VALUE = re.compile(
     rf"(?P<quote>{_QUOTE})(?P<quoted>(?:\\\\\\[\"']|(?!(?P=quote))(?:\\.|[^\n\\])){{1,4096}})(?P=quote)"
     rf"|{_QUOTE}?(?P<bare>(?:(?:basic|bearer|digest|token|apikey|negotiate)[ \t]+)?[^\s\"'`,;&]+)", re.I)
 WHOLE_LINE = re.compile(r"authorization|cookie|passphrase", re.I)
-LINE = re.compile(r"[^\n\"'`]+")
+ONE_WORD = re.compile(r"(?:basic|bearer|token|negotiate)[ \t]|[ \t]*[\"'`&]", re.I)
+LINE = re.compile(r"[^\n]+")
+QUOTED_LINE = re.compile(r"[^\n\"'`]+")
+QUOTES = ("'", '"', "`")
 ITEM = re.compile(r"[^\s\[\](){}\"',]+")
 BRACKET = re.compile(r"[\[\](){}]")
 WORDS = {"none", "true", "false", "null"}
@@ -141,6 +145,7 @@ def secrets(value: object, hide: bool = False) -> Iterator[str]:
     elif isinstance(value, str):
         if hide:
             yield value
+            yield from (part for part in re.split(r"[,;\s]+", value) if NUMBER_LENGTH <= len(part) < len(value))
         spans = [*_shaped(value), *_flagged(value), *_named(value)] if len(value) < GROUP_LENGTH else _shaped(value)
         for start, end in spans:
             found = value[start:end]
@@ -239,7 +244,9 @@ def _named(text: str) -> Iterator[Span]:
             continue
         span = None
         if not found["pair"] and ":" in found[0] and WHOLE_LINE.search(name):
-            line = LINE.match(text, found.end())
+            quoted = text[max(0, found.start() - 1):found.start()] in QUOTES
+            line = None if ONE_WORD.match(text, found.end()) else (QUOTED_LINE if quoted else LINE).match(
+                text, found.end())
             span = _trimmed(text, *line.span()) if line and line[0].strip() else None
         span = span or _value(text, found.end(), "=" in found[0], strong_name(name))
         if span is not None:

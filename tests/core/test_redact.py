@@ -83,6 +83,7 @@ def test_ordinary_lines_stay_as_they_are(text: str) -> None:
     "%22api_key%22%3A%22CANARY%22", "[('HF_TOKEN', 'CANARY')]", "(b'authorization', b'Basic CANARY')", "JWT: CANARY",
     "https;AccountName=x;AccountKey=CANARY+/==;", "https://x/y?sv=1&sig=CANARY%3D&se=2",
     "{'credentials': {'a': 'CANARY'}}",
+    'Proxy-Authorization: Digest username="CANARY", nonce="CANARY"', "'authorization': 'Digest CANARY'",
     "accessToken=CANARY", "passphrase: correct CANARY battery"])
 def test_a_secret_in_any_of_these_shapes_goes(text: str) -> None:
     assert "CANARY" not in Redactor().text(text.replace("CANARY", "CANARYcanary")).replace(HIDDEN, "")
@@ -104,6 +105,11 @@ def test_an_override_keeps_its_name_and_its_secret_is_known_everywhere() -> None
         "study.launches=4",
         f"++engine={{args:[--admin-api-key={HIDDEN},--port,80]}}", f"study.storage=postgresql://{HIDDEN}@h/db"]
     assert clean.text("'a b,c' wxyz qrst") == f"'{HIDDEN}' {HIDDEN} {HIDDEN}"
+
+
+def test_the_parts_of_a_list_in_one_variable_are_known_too() -> None:
+    clean = Redactor.from_command((), {"API_KEYS": "firstsecret,secondsecret"})
+    assert clean.text("with secondsecret and firstsecret") == f"with {HIDDEN} and {HIDDEN}"
 
 
 def test_nested_data_is_cleaned() -> None:

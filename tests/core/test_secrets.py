@@ -63,9 +63,11 @@ def site(folder: pathlib.Path) -> Site:
              "baseline": {"speed": 200, "fault": "none", "at": "load", "concurrency": 2},
              "workload": SHORT, "server": {"ready_poll_s": 0.1}, "study": {"confirm": {"finalists": 0}},
              "agreement": {"prompts": 1, "output_tokens": 2, "context_tokens": 4}}
-    args = {"all": ["--host", "{host}", "--port", "{port}", "--api-key", "canary20engine", "--say", str(folder / "said"),
-                    "--message", "no access with canary20engine and hf_canary22canary22canary"]}
-    env = {"SERVER_SECRET": "canary21engine", "SERVICE_URL": "https://canary23engine@h/", "accessToken": "canary24engine"}
+    args = {"all": ["--host", "{host}", "--port", "{port}", "--api-key", "canary20engine",
+                    "--say", str(folder / "said"), "--message",
+                    "no access with canary20engine and hf_canary22canary22canary"]}
+    env = {"SERVER_SECRET": "canary21engine", "SERVICE_URL": "https://canary23engine@h/",
+           "accessToken": "canary24engine"}
     return Site.make(folder / "site", space, standin({}, args=args, env=env), ENVIRONMENT)
 
 
@@ -80,7 +82,8 @@ def test_no_secret_reaches_anything_that_is_written_or_printed(tmp_path: pathlib
     printed = {"tune": run(place, "power=none", "objective=tokens_per_s", "-v", *OVERRIDES)}
     assert printed["tune"].returncode in (0, 3), printed["tune"].stderr
     for kind in ("text", "json"):
-        printed[f"report {kind}"] = run(place, f"report.format={kind}", "objective=tokens_per_s", *OVERRIDES, verb="report")
+        printed[f"report {kind}"] = run(place, f"report.format={kind}", "objective=tokens_per_s", *OVERRIDES,
+                                        verb="report")
     for kind in FORMATS:
         printed[f"export {kind}"] = run(place, f"format={kind}", "objective=tokens_per_s", *OVERRIDES, verb="export")
     printed["check"] = run(place, *OVERRIDES, verb="check")
