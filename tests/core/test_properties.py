@@ -9,6 +9,7 @@ import pathlib
 import random
 import shlex
 import subprocess
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -99,7 +100,8 @@ def test_the_password_in_a_url_goes_and_its_host_stays(secret: str, scheme: str,
 
 
 KNOWN = TEXT.filter(lambda v: len(v) >= SHORTEST and v.lower() not in WORDS)
-SPELLINGS = {"as it is": str, "JSON": json.dumps, "JSON in JSON": lambda v: json.dumps(json.dumps(v)),
+SPELLINGS: dict[str, Callable[[str], str]] = {
+             "as it is": str, "JSON": json.dumps, "JSON in JSON": lambda v: json.dumps(json.dumps(v)),
              "JSON in Unicode": lambda v: json.dumps(v, ensure_ascii=False), "Python": repr, "a shell": shlex.quote,
              "a shell in JSON": lambda v: json.dumps(shlex.quote(v)), "a URL": lambda v: quote(v, safe=""),
              "a path": quote, "a form": quote_plus, "HTML": html.escape,

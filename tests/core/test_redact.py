@@ -115,9 +115,10 @@ def test_the_parts_of_a_list_in_one_variable_are_known_too() -> None:
 def test_nested_data_is_cleaned() -> None:
     data = {"env": {"API_KEY": "v" * 9, "PORT": "80"}, "list": ["hf_abcdefghijklmnopqrst", 3]}
     assert Redactor().data(data) == {"env": {"API_KEY": HIDDEN, "PORT": "80"}, "list": [HIDDEN, 3]}
-    data = {"api_keys": ["one", {"x": "two"}], "args": ["--api-key", "three", "--port", "80"], "token": None,
+    more: dict[str, object] = {
+            "api_keys": ["one", {"x": "two"}], "args": ["--api-key", "three", "--port", "80"], "token": None,
             "max_total_tokens": 9, "admin_api_key": "None", "flag": {"api_key": "--api-key"}}
-    assert Redactor().data(data) == {**data, "api_keys": [HIDDEN, {"x": HIDDEN}],
+    assert Redactor().data(more) == {**more, "api_keys": [HIDDEN, {"x": HIDDEN}],
                                      "args": ["--api-key", HIDDEN, "--port", "80"]}
 
 
