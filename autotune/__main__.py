@@ -10,7 +10,9 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
+from autotune.printable import SPELLED, printable
 from autotune.records import AutotuneError, UsageError
+from autotune.redact import Redactor
 
 VERBS = {
     "tune": "run or resume the study (the default)",
@@ -86,7 +88,15 @@ def describe(file: object) -> str:
     import pathlib
 
     lines = pathlib.Path(str(file)).read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("describe:")), "")
+    said = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("describe:")), "")
+    return for_people(said)
+
+
+def for_people(text: str, argv: Sequence[str] = ()) -> str:
+    """Text for the terminal: without control characters and the secrets of `argv` and the environment."""
+    import os
+
+    return printable(Redactor.from_command(argv, os.environ).text(text), instead=SPELLED)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -112,7 +122,7 @@ def run(argv: Sequence[str]) -> int:
     if line.show_config:
         from omegaconf import OmegaConf
 
-        print(OmegaConf.to_yaml(OmegaConf.create(dict(settings.composed))), end="")
+        print(OmegaConf.to_yaml(OmegaConf.create(settings.redactor.mapping(settings.composed))), end="")
         return 0
     from autotune import verbs
 
@@ -126,10 +136,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup it is to be ignored
         signal.signal(signal.SIGHUP, signal.default_int_handler)
+    told = sys.argv[1:] if argv is None else argv
     try:
-        return run(sys.argv[1:] if argv is None else argv)
+        return run(told)
     except AutotuneError as error:
-        print(f"autotune: {error}", file=sys.stderr)
+        print(f"autotune: {for_people(str(error), told)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it ends already: once more changes nothing
@@ -142,10 +153,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if "-v" in (sys.argv if argv is None else argv):
+        if "-v" in told:
             raise
         said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        print(f"autotune: a fault of autotune itself ({said}); the same command with -v shows where", file=sys.stderr)
+        print(f"autotune: a fault of autotune itself ({for_people(said, told)}); the same command with -v shows "
+              "where", file=sys.stderr)
         return 1
 
 

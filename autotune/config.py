@@ -8,12 +8,14 @@ Every fault of the input is a UsageError of one line. Defaults live in conf/, ty
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune import yamlfile
 from autotune.engine.probe import engine_version
 from autotune.engine.server import ServerSettings
 from autotune.engine.spec import EngineSpec
@@ -23,13 +25,14 @@ from autotune.measure.limits import Limits
 from autotune.measure.objective import Objective
 from autotune.measure.power.meter import PowerSettings
 from autotune.records import UsageError
+from autotune.redact import HIDDEN, Redactor
 from autotune.space import OVERLAYS, Space
+from autotune.storage import passwords
 from autotune.workload import WorkloadSettings
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
 STRATEGIES = ("autotune", "tpe", "random", "grid")
 SPACES_VARIABLE = "AUTOTUNE_SPACES"
-MISREAD = {"on", "off", "yes", "no", "y", "n"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +166,14 @@ class Settings:
     """Folders of spaces named on the command line."""
 
     def command(self, verb: str) -> list[str]:
-        """The command line that does `verb` with these settings."""
+        """The command line that does `verb` with these settings, secrets and all: `redactor` is for showing it."""
         return ["python", "-m", "autotune", verb, *self.overrides, *(f"--spaces={folder}" for folder in self.spaces)]
+
+    @functools.cached_property
+    def redactor(self) -> Redactor:
+        """Knows the secrets of the command line, of the files that were composed, and of the environment."""
+        found = Redactor.from_command(self.overrides, self.composed, os.environ)
+        return Redactor([*found.values, *passwords([self.study.storage, *self.study.warm_start])])
 
     @property
     def study_name(self) -> str:
@@ -215,7 +224,7 @@ def load(overrides: Sequence[str], extra_spaces: Sequence[str] = ()) -> Settings
 
     files = space_files(extra_spaces)
     try:
-        return dataclasses.replace(_load(list(overrides), files), spaces=tuple(extra_spaces))
+        settings = dataclasses.replace(_load(list(overrides), files), spaces=tuple(extra_spaces))
     except RecursionError as error:
         raise UsageError("the space refers to itself (a YAML anchor or a defaults list)") from error
     except OverrideParseException as error:
@@ -223,6 +232,32 @@ def load(overrides: Sequence[str], extra_spaces: Sequence[str] = ()) -> Settings
                          "own inside the shell's (for ~ ' \" , = brackets and line breaks): \"key='value'\"") from error
     except (HydraException, OmegaConfBaseException, YAMLError, _Composition) as error:
         raise UsageError(_one_line(error)) from error
+    _public_space(settings)
+    return settings
+
+
+def _public_space(settings: Settings) -> None:
+    """Refuse a space that holds a secret of the command line or of the engine, or gives choices to a secret flag.
+
+    What a space says is written everywhere. Raises UsageError.
+    """
+    space, known = settings.space, Redactor.from_command(settings.overrides, settings.composed)
+    texts = {"describe": space.describe, **{f"model.{k}": v for k, v in space.model.items()}}
+    texts |= {f"forbid {number}": rule.because for number, rule in enumerate(space.rules)}
+    texts |= {f"params.{p.name}={c}": c for p in space.params for c in p.choices if isinstance(c, str)}
+    for where, said in texts.items():
+        if any(secret in said for secret in known.values):
+            raise UsageError(f"space {space.name}: {known.text(where)} holds a secret of the settings, and spaces are "
+                             "written everywhere: leave it to the engine's environment")
+    for param in space.server_params:
+        spec = settings.engine.params.get(param.name)
+        for action in spec.any_value if spec is not None else ():
+            told = [arg.replace("{value}", "a-choice") for arg in action.args]
+            env = {name: value.replace("{value}", "a-choice") for name, value in action.env.items()}
+            shown = [*Redactor().argv(told), *Redactor().mapping(env).values()]
+            if any(HIDDEN in str(word) for word in shown) and any(isinstance(c, str) for c in param.choices):
+                raise UsageError(f"space {space.name}: params.{param.name} goes to a flag or variable that takes a "
+                                 "secret, and choices are written everywhere: put it into an environment variable")
 
 
 def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
@@ -239,13 +274,15 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
     file = files.get(str(given["space"]))
     if file is None:
         raise UsageError(f"there is no space {given['space']!r}; spaces: {', '.join(sorted(files))}")
-    _no_misread_words(file)
+    yamlfile.check(file, misread_words=True)
     node = OmegaConf.load(file)
     store = ConfigStore.instance()
     for name in [file.stem, *_bases(node)]:
         if name in files:
+            yamlfile.check(files[name])
             store.store(group="space", name=name, node=OmegaConf.load(files[name]), provider=str(files[name]))
     for engine in sorted(file.parent.glob("engine/*.yaml")):
+        yamlfile.check(engine)
         store.store(group="engine", name=engine.stem, node=OmegaConf.load(engine), provider=str(engine))
     # space=NAME means +space=NAME, and open mappings take new keys without a plus.
     wanted = ["+" + o if o.startswith("space=") else "++" + o if o.startswith(("engine.", "limits.")) else o
@@ -377,22 +414,6 @@ def _overlay(base: dict[str, Any], overlay: Any, name: str, keys: set[str]) -> d
             deeper = {k.split(".", 1)[1] for k in keys if k.startswith(f"{name}.")}
             merged[key] = _overlay(base[key], value, key, deeper)
     return merged
-
-
-def _no_misread_words(file: pathlib.Path) -> None:
-    """Refuse plain on/off/yes/no, which YAML 1.1 reads as booleans behind the author's back."""
-    import yaml
-
-    try:
-        tokens = list(yaml.scan(file.read_text(encoding="utf-8")))
-    except yaml.YAMLError as error:
-        raise UsageError(f"{file}: not valid YAML: {_one_line(error)}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file}: cannot be read: {_one_line(error)}") from error
-    for token in tokens:
-        if isinstance(token, yaml.ScalarToken) and token.plain and token.value.lower() in MISREAD:
-            raise UsageError(f"{file}, line {token.start_mark.line + 1}: YAML reads {token.value} as a boolean: "
-                             f'write true or false, or quote it: "{token.value}"')
 
 
 def _one_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterable
 
+from autotune.printable import KEPT, REPLACED, printable
 from autotune.redact import Redactor
 
 LOG = logging.getLogger("autotune")
@@ -30,6 +31,17 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(self.redactor.data(entry), default=str)
+
+
+class ForPeople(logging.Formatter):
+    """Lines for a terminal: redacted, and without characters that would do something to it."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(module)s: %(message)s")
+        self.redactor = redactor
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(self.redactor.text(super().format(record)), keep=KEPT, instead=REPLACED)
 
 
 class Quiet(logging.FileHandler):
@@ -54,6 +66,6 @@ def open_journal(folder: pathlib.Path, verbose: bool, secrets: Iterable[str] = (
     LOG.propagate = False
     if verbose:
         shown = logging.StreamHandler(sys.stderr)
-        shown.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(module)s: %(message)s"))
+        shown.setFormatter(ForPeople(redactor))
         LOG.addHandler(shown)
     return path

@@ -13,9 +13,8 @@ from typing import Any
 from autotune.config import Settings
 from autotune.engine.probe import Gpu, cpu_name, engine_version, visible_gpus
 from autotune.preflight import Preflight
+from autotune.printable import SPELLED, printable
 from autotune.records import UsageError, digest
-from autotune.redact import Redactor
-from autotune.storage import passwords
 
 
 def devices(gpus: Sequence[Gpu], cpu: str) -> list[str]:
@@ -44,8 +43,7 @@ def identity(settings: Settings, report: Preflight | None = None) -> dict[str, A
 
 def command_line(settings: Settings, verb: str) -> str:
     """The command that does `verb` with these settings, for a shell, without secrets."""
-    secrets = passwords([settings.study.storage, *settings.study.warm_start])
-    return shlex.join(Redactor(secrets).argv(settings.command(verb)))
+    return printable(shlex.join(settings.redactor.argv(settings.command(verb))), instead=SPELLED)
 
 
 def provenance(settings: Settings, report: Preflight) -> dict[str, Any]:

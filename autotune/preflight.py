@@ -12,6 +12,7 @@ from autotune.engine.argv import Command, UnknownPlaceholder, build, choose
 from autotune.engine.probe import Gpus, engine_version, gpu_users, installed, interpreter_problem, visible_gpus
 from autotune.engine.spec import text
 from autotune.measure.power.meter import MeterUnavailable, Powered, open_meter
+from autotune.printable import KEPT, REPLACED, printable
 from autotune.records import Config, UsageError, Value
 
 SETTLE_S = 10.0
@@ -152,11 +153,12 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
 def shown(report: Preflight, settings: Settings) -> str:
     """The report as plain text, without secrets: command, host problems, then every choice."""
     from autotune.engine.argv import shown as command_line
-    from autotune.redact import HIDDEN, Redactor, secret_name
+    from autotune.redact import Redactor
 
-    redactor = Redactor.from_command(report.command.argv, report.command.env, os.environ)
+    redactor = Redactor([*Redactor.from_command(report.command.argv, report.command.env).values,
+                         *settings.redactor.values])
     command = dataclasses.replace(report.command, argv=tuple(redactor.argv(report.command.argv)), env={
-        name: HIDDEN if secret_name(name) else value for name, value in report.command.env.items()})
+        name: str(value) for name, value in redactor.mapping(report.command.env).items()})
     lines = [f"space    {settings.space.name}: {settings.space.describe or settings.space.engine}",
              f"engine   {settings.engine.name} {report.version or '(version unknown)'}",
              f"GPUs     {', '.join(g.hashed for g in report.gpus.gpus) or report.gpus.why_none}",
@@ -178,4 +180,4 @@ def shown(report: Preflight, settings: Settings) -> str:
         for rule in settings.space.rules:
             together = " + ".join(f"{k}={'|'.join(text(x) for x in v)}" for k, v in rule.when.items())
             lines.append(f"  {together}: {rule.because}")
-    return redactor.text("\n".join(lines))
+    return printable(redactor.text("\n".join(lines)), keep=KEPT, instead=REPLACED)

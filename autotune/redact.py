@@ -1,96 +1,303 @@
-"""Secrets out of everything that is written: environment values, flags, URLs with credentials.
+"""Secrets out of everything that is written: environment values, flags, overrides, URLs with credentials.
 
     clean = Redactor.from_command(argv, env)
     clean.text("HF_TOKEN=hf_abc...")  ->  "HF_TOKEN=[redacted]"
 
-A name that looks secret hides its value wherever that value shows up later; values that look secret by
-themselves (access tokens, keys, `user:password@host`) are hidden without a name.
+A name that looks secret hides its value wherever that value shows up later, also as JSON, shells, URLs and HTML spell
+it; values that look secret by themselves (access tokens, keys, `user:password@host`) are hidden without a name.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from autotune.secretnames import secret_name, strong_name
 
 HIDDEN = "[redacted]"
-NAME = re.compile(
-    r"(?:^|[-_.])(?:api[-_]?key|access[-_]?key|secret|token|password|passwd|passphrase|credentials?|auth|private[-_]?key"
-    r"|bearer|cookie|session[-_]?key|dsn)(?:$|[-_.])|(?:^|[-_])(?:key|pat)$|[-_]pwd$", re.I)
-HARMLESS = re.compile(
-    r"(?:max|min|num|new|output|input|total|draft|prefill|running|kv|cache|best|first|mask|pad|eos|bos|skip|per)[-_]?"
-    r"(?:[a-z]+[-_])*tokens?|tokens?[-_](?:per|map|budget|capacity|limit|usage|worker)|tokenizer|token[-_]map|"
-    r"(?:^|[-_])tokens(?:$|[-_])", re.I)
-SHAPES = re.compile(
-    r"(?P<url>(?<=://)[^\s/@:\"']*:[^\s/@\"']+(?=@))"
-    r"|\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[A-Za-z0-9_-]{16,}"
-    r"|xox[abprs]-[A-Za-z0-9-]{10,}|AKIA[0-9A-Z]{16}|nvapi-[A-Za-z0-9_-]{16,}"
-    r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+)"
-    r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)")
-ASSIGNED = re.compile(r"(?<!#)(?P<name>[A-Za-z0-9_.-]{2,60})(?P<sep>[\"']?\s*[=:]\s*[\"']?)(?P<value>[^\s\"',;&]{4,})")
 SHORTEST = 4
 """Values shorter than this are not replaced everywhere (they would hit ordinary text)."""
+NUMBER_LENGTH = 8
+"""Numbers with fewer digits are counts and ports more often than secrets: they are hidden only where they are given.
+So are shorter parts of a list in one value."""
+ROUNDS = 4
+GROUP_LENGTH = 8192
+MOST_BRACKETS = 64
+
+PREFIXES = ("hf_", "sk-", "sk_live_", "rk_live_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", 
+            "xox", "xapp-", "AKIA", "ASIA", "AIza", "ya29.", "npm_", "pypi-", "nvapi-", "gsk_", "r8_", "eyJ")
+"""One of these begins every token of TOKENS: looking for them first keeps long logs cheap."""
+TOKENS = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|[sr]k_live_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
+    r"|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|xox[a-z](?:\.xox[a-z])?-[A-Za-z0-9-]{10,}"
+    r"|xapp-[A-Za-z0-9-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[A-Za-z0-9_-]{20,}|ya29\.[A-Za-z0-9_.-]{10,}|npm_[A-Za-z0-9]{20,}"
+    r"|pypi-[A-Za-z0-9_-]{16,}|nvapi-[A-Za-z0-9_-]{16,}|gsk_[A-Za-z0-9]{20,}|r8_[A-Za-z0-9]{20,}"
+    r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+)")
+BEARER = re.compile(r"(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*")
+KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)")
+SIGNED = re.compile(r"(?<=[?&]sig=)[A-Za-z0-9%+/=_-]{8,}")
+URL = re.compile(r"://(?P<userinfo>(?P<user>[^\s/@:?#\"'<>`\[]{0,256}+)"
+                 r"(?::(?P<password>(?:(?!://)[^\s\"'<>`]){1,1024}))?)@")
+PORT = re.compile(r"\d{1,5}[/?#]")
+HOST = re.compile(r"(?:localhost|.*[.].*)?", re.S)
+
+_QUOTE = r"(?:\\{0,16}[\"'`]|&(?:quot|apos|#39|#34|#x27);|%2[27])"
+NAMED = re.compile(
+    r"(?<![\w.-])(?P<name>[\w.-]{2,}+)"
+    rf"(?:{_QUOTE}?[ \t]*(?:[=:]{{1,2}}>?|%3[AaDd])[ \t]*b?|(?P<pair>{_QUOTE}[ \t]*,[ \t]*b?(?={_QUOTE})))", re.ASCII)
+FLAGGED = re.compile(rf"(?<![\w-])(?P<name>--[A-Za-z][\w.-]*+)(?:{_QUOTE}?(?:[ \t]*,\s*|[ \t]+)(?!\\{{0,16}}[\"']?-))",
+                     re.ASCII)
+PAIRED = re.compile(rf"\(b?{_QUOTE}\Z")
+VALUE = re.compile(
+    rf"(?P<quote>{_QUOTE})(?P<quoted>(?:\\\\\\[\"']|(?!(?P=quote))(?:\\.|[^\n\\])){{1,4096}})(?P=quote)"
+    rf"|{_QUOTE}?(?P<bare>(?:(?:basic|bearer|digest|token|apikey|negotiate)[ \t]+)?[^\s\"'`,;&]+)", re.I)
+WHOLE_LINE = re.compile(r"authorization|cookie|passphrase", re.I)
+ONE_WORD = re.compile(r"(?:basic|bearer|token|negotiate)[ \t]|[ \t]*[\"'`&]", re.I)
+LINE = re.compile(r"[^\n]+")
+QUOTED_LINE = re.compile(r"[^\n\"'`]+")
+QUOTES = ("'", '"', "`")
+ITEM = re.compile(r"[^\s\[\](){}\"',]+")
+BRACKET = re.compile(r"[\[\](){}]")
+WORDS = {"none", "true", "false", "null"}
+PLAIN = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:e[-+]?\d+)?%?|\$\{[A-Z_][A-Z0-9_]*\}", re.I)
+PLAIN_GROUP = re.compile(r"(?:[\s\[\](){},:'\"+.\d-]|\b(?:None|True|False|null|true|false)\b)*")
+Span = tuple[int, int]
+Item = TypeVar("Item")
 
 
-def secret_name(name: str) -> bool:
-    """Whether a variable, flag or key of this name holds a secret (HF_TOKEN does, --max-total-tokens does not)."""
-    return bool(NAME.search(name.lstrip("-"))) and not HARMLESS.search(name)
+def plain(value: str) -> bool:
+    """Whether a value is nobody's secret, whatever its name: empty, None, a truth value, a number, a ${REFERENCE}."""
+    return not value or value.lower() in WORDS or PLAIN.fullmatch(value) is not None
 
 
 class Redactor:
     """Replaces known secret values, and whatever looks like one."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        known = {value for value in values if len(value) >= SHORTEST and value.lower() not in {"true", "false", "none"}}
+        known = {value for value in values
+                 if len(value) >= SHORTEST and value.lower() not in WORDS and HIDDEN not in value}
         self.values = tuple(sorted(known, key=lambda v: (-len(v), v)))
+        forms = {form for value in self.values for form in spellings(value)}
+        self._forms = tuple(sorted(forms, key=lambda v: (-len(v), v)))
+        self._known = re.compile("|".join(map(re.escape, self._forms))) if forms else None
 
     @classmethod
-    def from_command(cls, argv: Sequence[str], *environments: Mapping[str, str]) -> Redactor:
-        """Collect the values of secret-looking flags and variables."""
-        values = [value for env in environments for name, value in env.items() if secret_name(name)]
-        for flag, value in zip(argv, [*argv[1:], ""], strict=False):  # of no arguments at all: none
-            name, equals, attached = flag.partition("=")
-            if flag.startswith("-") and secret_name(name):
-                values.append(attached if equals else value)
-        return cls(v for v in values if not v.startswith("--"))
+    def from_command(cls, argv: Sequence[str], *environments: Mapping[str, object]) -> Redactor:
+        """Collect the values of secret-looking flags, overrides and variables, and of what looks secret in any."""
+        found = (value for source in (list(argv), *environments) for value in secrets(source)
+                 if not value.startswith("--") and (not plain(value) or len(value) >= NUMBER_LENGTH))
+        return cls(found)
 
     def text(self, text: str) -> str:
         """`text` without secrets."""
-        for value in self.values:
-            text = text.replace(value, HIDDEN)
-        text = SHAPES.sub(HIDDEN, text)
-        return ASSIGNED.sub(self._assignment, text) if "=" in text or ":" in text else text
+        for _ in range(ROUNDS):  # what was hidden may make what is left look like a secret
+            before = text
+            if self._known is not None and any(form in text for form in self._forms):
+                text = HIDDEN.join(self._known.sub(HIDDEN, part) for part in text.split(HIDDEN))
+            text = _without(text, _shaped(text))
+            text = _without(text, _flagged(text))
+            text = _without(text, _named(text))
+            if text == before:
+                break
+        return text
 
-    def data(self, value: object) -> object:
-        """The same for nested lists and mappings; a value under a secret-looking key is hidden whole."""
+    def data(self, value: object, hide: bool = False) -> object:
+        """The same for nested lists and mappings; what is under a secret-looking key or flag is hidden (`hide`)."""
         if isinstance(value, str):
-            return self.text(value)
+            return HIDDEN if hide and not plain(value) and not value.startswith("--") else self.text(value)
         if isinstance(value, Mapping):
-            return {k: HIDDEN if isinstance(k, str) and secret_name(k) and isinstance(v, str) and v else self.data(v)
-                    for k, v in value.items()}
+            return {k: self.data(v, hide or (isinstance(k, str) and secret_name(k))) for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return [self.data(v) for v in value]
+            return [self.data(item, hide or after) for item, after in _after_flags(value)]
         return value
+
+    def mapping(self, value: Mapping[str, object]) -> dict[str, object]:
+        """`data` for a mapping."""
+        return {k: self.data(v, secret_name(k)) for k, v in value.items()}
 
     def argv(self, argv: Sequence[str]) -> list[str]:
         """An argument vector with secret values hidden."""
         shown: list[str] = []
-        hide = False
-        for arg in argv:
-            name, equals, _ = arg.partition("=")
-            secret = arg.startswith("-") and secret_name(name)
-            if hide and not arg.startswith("--"):
+        for arg, hide in _after_flags(argv):
+            name, value = _assigned(arg)
+            if hide and arg.lower() not in WORDS:
                 shown.append(HIDDEN)
-            elif secret and equals:
+            elif value and secret_name(name) and value.lower() not in WORDS:
                 shown.append(f"{name}={HIDDEN}")
             else:
                 shown.append(self.text(arg))
-            hide = secret and not equals
         return shown
 
-    @staticmethod
-    def _assignment(match: re.Match[str]) -> str:
-        start, value = f"{match['name']}{match['sep']}", match["value"]
-        if value.startswith("["):
-            return match[0]
-        return start + (HIDDEN if secret_name(match["name"]) else ASSIGNED.sub(Redactor._assignment, value))
+
+def secrets(value: object, hide: bool = False) -> Iterator[str]:
+    """The secrets in nested lists, mappings and texts: what `Redactor.data` and `Redactor.argv` would hide."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from secrets(inner, hide or (isinstance(key, str) and secret_name(key)))
+    elif isinstance(value, list | tuple):
+        for item, after in _after_flags(value):
+            name, assigned = _assigned(item) if isinstance(item, str) else ("", "")
+            if assigned and secret_name(name):
+                yield from secrets(assigned, True)
+            yield from secrets(item, hide or after)
+    elif isinstance(value, str):
+        if hide:
+            yield value
+            yield from (part for part in re.split(r"[,;\s]+", value) if NUMBER_LENGTH <= len(part) < len(value))
+        spans = [*_shaped(value), *_flagged(value), *_named(value)] if len(value) < GROUP_LENGTH else _shaped(value)
+        for start, end in spans:
+            found = value[start:end]
+            yield from ITEM.findall(found) if found[:1] in "[({" else [found]
+            if ":" in found and value[max(0, start - 3):start] == "://":
+                yield from _password(found.partition(":")[2])
+
+
+def spellings(value: str) -> set[str]:
+    """A text as it stands, and within JSON, Python, shells, URLs, HTML and two of them in one another."""
+    if value.isascii() and value.replace("_", "").replace("-", "").isalnum():
+        return {value}
+    import html
+    import json
+    import urllib.parse
+
+    def once(text: str) -> set[str]:
+        percent = {urllib.parse.quote(text, safe=safe, errors="replace") for safe in ("", "/")}
+        percent.add(urllib.parse.quote_plus(text, errors="replace"))
+        escaped = {html.escape(text), html.escape(text, quote=False), html.escape(text).replace("&#x27;", "&#39;")}
+        return {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1], *escaped,
+                text.replace("'", "'\"'\"'"), text.replace("'", "\\'"), *percent,
+                *(re.sub("%..", lambda m: m[0].lower(), one) for one in percent)}
+
+    first = once(value)
+    return {value, *first, *(twice for text in first for twice in once(text))}
+
+
+def _password(text: str) -> list[str]:
+    import urllib.parse
+
+    return [text, urllib.parse.unquote(text)]
+
+
+def _after_flags(items: Sequence[Item]) -> Iterator[tuple[Item, bool]]:
+    """(item, whether it is the value of the secret-looking flag before it)."""
+    hide = False
+    for item in items:
+        word = item if isinstance(item, str) else ""
+        yield item, hide and not word.startswith("--")
+        hide = word.startswith("-") and "=" not in word and secret_name(word)
+
+
+def _assigned(word: str) -> tuple[str, str]:
+    """(name, value) of a whole word like name=value, --name=value or +a.b=value; else two empty texts."""
+    name, _, value = word.partition("=")
+    return (name, value) if value and re.fullmatch(r"[+~-]*[\w.@/-]+", name) else ("", "")
+
+
+def _without(text: str, spans: Iterator[Span]) -> str:
+    """`text` with spans, which come in order, hidden."""
+    kept, at = [], 0
+    for start, end in spans:
+        kept += [text[at:start], HIDDEN]
+        at = end
+    return "".join([*kept, text[at:]]) if kept else text
+
+
+def _shaped(text: str) -> Iterator[Span]:
+    """Where values stand that look secret by themselves."""
+    spans = []
+    if "-----BEGIN " in text:
+        spans += [m.span() for m in KEY_BLOCK.finditer(text)]
+    if any(prefix in text for prefix in PREFIXES):
+        spans += [m.span() for m in TOKENS.finditer(text)]
+    if "earer " in text:
+        spans += [m.span() for m in BEARER.finditer(text)]
+    if "sig=" in text:
+        spans += [m.span() for m in SIGNED.finditer(text)]
+    if "://" in text:
+        spans += [m.span("userinfo") for m in URL.finditer(text) if _opens(text, m)]
+    at = 0
+    for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+        if start >= at:
+            yield start, end
+        at = max(at, end)
+
+
+def _opens(text: str, found: re.Match[str]) -> bool:
+    """Whether what stands before the @ of a URL is no mere user, and no host with a port and an @ in its path."""
+    user, password = found["user"], found["password"]
+    web = text[max(0, found.start() - 5):found.start()].lower().endswith(("http", "https"))
+    if password is None:
+        return user != "git" and (web or len(user) >= 20)
+    return password != HIDDEN and not (web and PORT.match(password) and HOST.fullmatch(user))
+
+
+def _named(text: str) -> Iterator[Span]:
+    """Where values of secret-looking names stand: NAME=value, "name": "value", name: [a, b], ("name", "value")."""
+    at = 0
+    for found in NAMED.finditer(text) if "=" in text or ":" in text or "%3" in text or "(" in text else ():
+        name = found["name"]
+        if found.start() < at or name == "key" or not secret_name(name):
+            continue
+        if found["pair"] and not PAIRED.search(text, max(0, found.start() - 24), found.start()):
+            continue
+        span = None
+        if not found["pair"] and ":" in found[0] and WHOLE_LINE.search(name):
+            quoted = text[max(0, found.start() - 1):found.start()] in QUOTES
+            line = None if ONE_WORD.match(text, found.end()) else (QUOTED_LINE if quoted else LINE).match(
+                text, found.end())
+            span = _trimmed(text, *line.span()) if line and line[0].strip() else None
+        span = span or _value(text, found.end(), "=" in found[0], strong_name(name))
+        if span is not None:
+            yield span
+            at = span[1]
+
+
+def _flagged(text: str) -> Iterator[Span]:
+    """Where values of secret-looking flags stand: --api-key value, ['--api-key', 'value']."""
+    at = 0
+    for found in FLAGGED.finditer(text) if "--" in text else ():
+        if found.start() >= at and secret_name(found["name"]):
+            span = _value(text, found.end(), "," in found[0], strong_name(found["name"]))
+            if span is not None:
+                yield span
+                at = span[1]
+
+
+def _value(text: str, start: int, short: bool, numbers: bool) -> Span | None:
+    """The value at `start`; None for what is no secret. `short`: a bare one may be; `numbers`: it may be a number."""
+    if text[start:start + 1] in ("[", "{", "(") and not text.startswith(HIDDEN, start):
+        end = _closing(text, start)
+        if end:
+            return None if PLAIN_GROUP.fullmatch(text, start, end) else (start, end)
+    found = VALUE.match(text, start)
+    if found is None:
+        return None
+    quoted = found["quoted"] is not None
+    span = found.span("quoted") if quoted else _trimmed(text, *found.span("bare"))
+    value = text[slice(*span)]
+    if value == HIDDEN or plain(value if quoted else found["bare"]):
+        number = numbers and value.isdecimal() and len(value) >= SHORTEST
+        return span if number else None
+    return span if quoted or len(value) >= (1 if short else SHORTEST) and not plain(value) else None
+
+
+def _trimmed(text: str, start: int, end: int) -> Span:
+    """Without blanks around it, and without the brackets that close what began before it."""
+    while start < end and text[start].isspace():
+        start += 1
+    while start < end and not text.endswith(HIDDEN, start, end) and (
+            text[end - 1].isspace() or text[end - 1] in ")]}>,;"):
+        end -= 1
+    return start, end
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the bracket at `start` is closed; 0 when it is not, or far away."""
+    depth = 0
+    for found in itertools.islice(BRACKET.finditer(text, start, start + GROUP_LENGTH), MOST_BRACKETS):
+        depth += 1 if found[0] in "[({" else -1
+        if depth == 0:
+            return found.end()
+    return 0

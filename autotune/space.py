@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autotune.printable import printable
 from autotune.records import Config, UsageError, Value, config_key, digest
 from autotune.redact import Redactor
 
@@ -80,9 +81,10 @@ class Space:
         space = cls(
             name=_text(raw.get("name"), where, "name"), engine=_text(raw.get("engine"), where, "engine"),
             params=params, rules=rules, baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
-            model={str(k): str(v) for k, v in _scalars(raw.get("model"), where, "model").items()},
+            model={str(k): _public(str(v), str(k), f"{where}: model.{k}")
+                   for k, v in _scalars(raw.get("model"), where, "model").items()},
             needs=dict(_scalars(raw.get("needs"), where, "needs")), belief=_beliefs(raw.get("belief") or {}, where),
-            describe="".join(c for c in str(raw.get("describe") or "") if c.isprintable() or c == "\n"),
+            describe=Redactor().text(printable(str(raw.get("describe") or ""), keep="\n")),
         )
         space._check(where)
         return space
@@ -268,9 +270,8 @@ def _param(name: Any, spec: Any, where: str) -> Param:
         finite = not isinstance(choice, float) or math.isfinite(choice)
         if not isinstance(choice, str | int | float | bool) or not finite:
             raise UsageError(f"{at}: {choice!r} is not a text, number or boolean")
-        if isinstance(choice, str) and (hidden := Redactor().text(choice)) != choice:
-            raise UsageError(f"{at}: the choice {hidden!r} holds what looks like a secret, and choices are written "
-                             "everywhere: put it into an environment variable")
+        if isinstance(choice, str):
+            _public(choice, name, at)
     if any(_among(a, (b,)) for a, b in itertools.combinations(choices, 2)):
         raise UsageError(f"{at}: a choice is listed twice")
     if name == "concurrency" and not all(isinstance(c, int) and not isinstance(c, bool) and c > 0 for c in choices):
@@ -327,6 +328,15 @@ def _as_tuple(value: Any) -> tuple[Value, ...]:
 def _mapping(value: Any, where: str, key: str) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
         raise UsageError(f"{where}: {key} must be a mapping" + (" (it is missing)" if value is None else ""))
+    return value
+
+
+def _public(value: str, name: str, at: str) -> str:
+    """`value`, unless it looks like a secret, by itself or by the name that it goes by. Raises UsageError."""
+    shown = Redactor().argv([f"{name}={value}"])[0]
+    if shown != f"{name}={value}":
+        raise UsageError(f"{at}: {shown!r} holds what looks like a secret, and choices and models are written "
+                         "everywhere: put it into an environment variable")
     return value
 
 

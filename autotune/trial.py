@@ -42,7 +42,6 @@ from autotune.records import (
     config_key,
     digest,
 )
-from autotune.redact import HIDDEN, secret_name
 from autotune.workload import target_of
 
 TRIES = 3
@@ -81,8 +80,7 @@ class LiveServer:
         self.progress, self.host = progress, host
         self.launch_s = server.after_s
         self.argv = server.redactor.argv(server.command.argv)
-        self.env = {name: HIDDEN if secret_name(name) else server.redactor.text(value)
-                    for name, value in server.command.env.items()}
+        self.env = {name: str(value) for name, value in server.redactor.mapping(server.command.env).items()}
         self.resolved = self._resolved() if crash is None else {}
         self.agreement: float | None = None
         self.beside: Beside | None = None
@@ -191,7 +189,7 @@ class LiveServer:
         info = self.bench.settings.engine.info
         if info.path is None:
             return {}
-        return info.same(self.server.get_json(info.path))
+        return self.server.redactor.mapping(info.same(self.server.get_json(info.path)))
 
 
 @dataclasses.dataclass

@@ -297,13 +297,11 @@ def prepared(settings: Settings, verbose: bool, alone: bool = True) -> Iterator[
 
     alone: locked for this process, except against workers.
     """
-    from autotune.storage import passwords
-
     folder = settings.folder
     try:
         (folder / "launches").mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("a+") if alone else contextlib.nullcontext()
-        journal.open_journal(folder, verbose, passwords([settings.study.storage, *settings.study.warm_start]))
+        journal.open_journal(folder, verbose, settings.redactor.values)
     except OSError as error:
         raise AutotuneError(f"cannot write in {folder}: {error.strerror or error} (outputs=DIR chooses another place)"
                             ) from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.engine.spec import text
 from autotune.history import TrialRecord
+from autotune.printable import SPELLED, printable
 from autotune.search.protocol import Launch, Pivot
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ class Progress:
     def stage(self, name: str, after_s: float) -> None:
         """The launch or the load run is in stage `name`, `after_s` seconds after the launch began."""
         if self._status is not None:
-            self._status.update(f"{self.head} | {name} {after_s:.0f} s | {self._standing()}")
+            from rich.text import Text
+
+            line = f"{self.head} | {name} {after_s:.0f} s | {self._standing()}"
+            self._status.update(Text(printable(line, instead=SPELLED)))
             return
         last, when = self._last
         kind = name.split()[0]
@@ -101,7 +105,7 @@ class Progress:
         self._say(text)
 
     def _say(self, line: str) -> None:
-        self.console.print(line, markup=False)
+        self.console.print(printable(line, instead=SPELLED), markup=False)
 
     def _count(self, record: TrialRecord) -> None:
         if record.crashed:

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from autotune.crash.isolate import Isolated
+from autotune.printable import KEPT, REPLACED, SPELLED, printable
 from autotune.records import Crash, Value
 from autotune.redact import Redactor
 
@@ -52,7 +53,7 @@ def bug_report(crash: Crash, *, command: Sequence[str], isolated: Isolated | Non
 def _title(crash: Crash, redactor: Redactor) -> str:
     last = [line for line in crash.excerpt.splitlines() if re.search(r"error|exception|fail|assert", line, re.I)]
     said = (last or crash.excerpt.splitlines() or [crash.category])[-1]
-    shown = "".join(c for c in " ".join(redactor.text(said).split()) if c.isprintable())
+    shown = printable(" ".join(redactor.text(said).split()))
     return re.sub(r"([<>&`\\])", r"\\\1", f"[{crash.category}] {shown}"[:TITLE])
 
 
@@ -77,20 +78,18 @@ def _difference(isolated: Isolated) -> str:
 
 
 def _shell(redactor: Redactor, command: Sequence[str], environment: Mapping[str, str]) -> str:
-    shown = redactor.data(dict(environment))
-    assert isinstance(shown, dict)
-    words = [f"{name}={shlex.quote(str(value))}" for name, value in shown.items()]
-    return _fence(" ".join([*words, shlex.join(redactor.argv(list(command)))]), "sh")
+    words = [f"{name}={shlex.quote(str(value))}" for name, value in redactor.mapping(environment).items()]
+    return _fence(printable(" ".join([*words, shlex.join(redactor.argv(list(command)))]), instead=SPELLED), "sh")
 
 
 def _fence(text: str, language: str) -> str:
     """A code block whose fence is longer than any run of backticks in the text."""
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`+", text)), 3)
-    return f"{fence}{language}\n{text}\n{fence}"
+    return f"{fence}{language}\n{printable(text, keep=KEPT, instead=REPLACED)}\n{fence}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    cells = [[printable(cell.replace("|", "\\|"), instead=SPELLED) for cell in row] for row in rows]
     lines = [head, ["---"] * len(head), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

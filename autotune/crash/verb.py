@@ -9,6 +9,7 @@ from typing import TextIO
 
 from autotune.crash.classify import classify
 from autotune.crash.logtext import read_path, read_stream
+from autotune.printable import REPLACED, printable
 
 
 def run(paths: list[str], out: TextIO) -> int:
@@ -28,5 +29,5 @@ def run(paths: list[str], out: TextIO) -> int:
         line = {"file": name, "stage": str(crash.stage), "category": crash.category, "blame": str(crash.blame),
                 "signature": crash.signature, "excerpt": crash.excerpt, "explanation": crash.explanation,
                 "next_step": crash.next_step}
-        print(json.dumps(line, ensure_ascii=False), file=out, flush=True)
+        print(printable(json.dumps(line, ensure_ascii=False), instead=REPLACED), file=out, flush=True)
     return 2 if unread else 0

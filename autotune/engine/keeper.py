@@ -12,7 +12,8 @@ way out, and a killed keeper would leave its server behind. It then
   SIGKILL after `term_s`;
 - writes folder/owner.json at the start and folder/exit.json at the end, and exits 0.
 
-Only the standard library, `autotune.files` and `autotune.redact` are imported: it must start fast and stay small.
+Of ours only `autotune.files` and `autotune.redact` are imported, which need no library: it must start fast and stay
+small.
 """
 
 from __future__ import annotations

@@ -20,11 +20,12 @@ from autotune.engine.argv import build
 from autotune.history import TrialRecord
 from autotune.origin import command_line
 from autotune.records import Config, UsageError
-from autotune.redact import HIDDEN, Redactor, secret_name
+from autotune.redact import HIDDEN, Redactor
 from autotune.review import verdict
 from autotune.review.story import Conclusion, Story
 from autotune.review.tested import Tested
 from autotune.review.wording import FIGURES, config_text, number, one_line, percent, with_unit
+from autotune.secretnames import secret_name
 
 DEFAULT_PORT = "8000"
 OPEN, CLOSE = "\ue000", "\ue001"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
+from autotune.printable import KEPT, REPLACED, printable
 from autotune.review.blocks import (
     Block,
     Cell,
@@ -98,8 +99,7 @@ def fence(text: str) -> str:
     """A code block that the text cannot end, whatever back-ticks are in it."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     ticks = "`" * max(3, longest + 1)
-    shown = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
-    return f"{ticks}text\n{shown.rstrip()}\n{ticks}"
+    return f"{ticks}text\n{printable(text, keep=KEPT, instead=REPLACED).rstrip()}\n{ticks}"
 
 
 def code(text: str) -> str:

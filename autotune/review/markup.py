@@ -8,6 +8,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
+from autotune.printable import KEPT, REPLACED, printable
+
 
 class Markup(str):
     """Text that is markup already."""
@@ -36,5 +38,4 @@ def _text(child: Child) -> str:
         return child
     if isinstance(child, list | tuple):
         return join(child)
-    shown = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in str(child))
-    return html.escape(shown, quote=False)
+    return html.escape(printable(str(child), keep=KEPT, instead=REPLACED), quote=False)

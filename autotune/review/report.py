@@ -6,6 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from autotune.printable import KEPT, REPLACED, printable
 from autotune.review import compare
 from autotune.review.comparison import build as compared
 from autotune.review.document import build
@@ -34,7 +35,7 @@ def _report(settings: Settings, study: Study) -> int:
     write(page, html(document))
     write(settings.folder / "report.md", markdown(document))
     if settings.report.format == "json":
-        print(as_json(story))
+        print(printable(as_json(story), keep=KEPT, instead=REPLACED))
         print(f"report: {page}", file=sys.stderr)
     else:
         print_summary(story)
@@ -51,7 +52,8 @@ def comparison(settings: Settings) -> int:
     write(page, html(document))
     write(page.with_suffix(".md"), markdown(document))
     if settings.report.format == "json":
-        print(json.dumps(compare.as_data(found), indent=1, ensure_ascii=False, default=str))
+        told = json.dumps(compare.as_data(found), indent=1, ensure_ascii=False, default=str)
+        print(printable(told, keep=KEPT, instead=REPLACED))
         print(f"report: {page}", file=sys.stderr)
     else:
         print_document(document)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from autotune.engine.spec import text
+from autotune.printable import SPELLED, printable
 from autotune.records import Config, Value
 
 UNKNOWN = "-"
@@ -103,7 +104,7 @@ def region_text(region: Mapping[str, object]) -> str:
 
 def one_line(words: object) -> str:
     """Any text on one line, control characters spelled out, so that it cannot leave a comment or a table cell."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(words))
+    return printable(str(words), instead=SPELLED)
 
 
 def interval_text(low: float | None, high: float | None) -> str:

@@ -202,3 +202,25 @@ def test_a_version_that_is_given_does_not_hide_that_the_engine_is_missing() -> N
     report = preflight.check(load(["+space=h200", "engine.version.use=0.5.23"]))
     assert report.version == "0.5.23"
     assert any(problem.startswith("sglang is not installed in this Python") for problem in report.problems)
+
+
+def test_the_command_line_is_shown_without_its_secrets_and_otherwise_whole() -> None:
+    from autotune.origin import command_line
+
+    settings = load(["+space=local", "+engine.env.HF_TOKEN=canary1", "study.storage='postgresql://u:canary/2@h/db'",
+                     "engine.args=[[--host,'{host}',--port,'{port}'],[--api-key,canary3]]", "study.launches=3"])
+    shown = command_line(settings, "tune")
+    assert "canary" not in shown and "canary3" in settings.redactor.values
+    assert "+engine.env.HF_TOKEN=[redacted]" in shown and "study.launches=3" in shown
+    assert "postgresql://[redacted]@h/db" in shown and "--api-key,[redacted]" in shown and "{port}" in shown
+    assert settings.redactor.text("a canary1, a canary%2F2") == "a [redacted], a [redacted]"
+
+
+def test_choices_for_a_flag_that_takes_a_secret_are_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "engine").mkdir()
+    space = "name: mine\nengine: own\nparams: {a: {choices: [abcd]}}\nbaseline: {a: abcd}\n"
+    (tmp_path / "mine.yaml").write_text(space)
+    for how in ("{flag: --api-key}", "{env: {HF_TOKEN: '{value}'}}", "{args: ['--api-key={value}']}"):
+        (tmp_path / "engine" / "own.yaml").write_text(f"name: own\ncommand: [prog]\nparams: {{a: {how}}}\n")
+        with pytest.raises(UsageError, match=r"params\.a goes to a flag or variable that takes a secret"):
+            load(["+space=mine"], [str(tmp_path)])

@@ -9,10 +9,11 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2] / "autotune"
 LAYERS: list[set[str]] = [
+    {"secretnames", "printable"},
     {"records", "redact", "files", "awake"},
     {"space"},
     {"engine", "crash", "measure"},
-    {"workload", "storage"},
+    {"workload", "storage", "yamlfile"},
     {"config", "history", "turns", "heartbeat"},
     {"patience"},
     {"study", "preflight", "journal", "gate", "judge"},

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import pathlib
 import random
 import shlex
 import subprocess
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 import yaml
@@ -18,8 +21,9 @@ from hypothesis import strategies as st
 from autotune.config import load
 from autotune.engine.argv import Command, shown
 from autotune.files import append_line, free_mib, write_json, write_lines
+from autotune.printable import KEPT, REPLACED, SPELLED, printable
 from autotune.records import UsageError
-from autotune.redact import HIDDEN, Redactor
+from autotune.redact import HIDDEN, SHORTEST, WORDS, Redactor
 from autotune.space import Space
 from tests.core.test_space import RAW
 
@@ -91,8 +95,56 @@ def test_the_value_of_a_secret_flag_is_nowhere(flag: str, secret: str, attached:
 @settings(max_examples=80, deadline=None)
 @given(SECRET, st.sampled_from(["postgresql", "https", "redis"]), st.from_regex(r"[a-z]{1,8}", fullmatch=True))
 def test_the_password_in_a_url_goes_and_its_host_stays(secret: str, scheme: str, host: str) -> None:
-    text = Redactor().text(f"see {scheme}://me:{secret.replace('/', '_')}@{host}.example/x")
-    assert secret.replace("/", "_") not in text and f"@{host}.example/x" in text
+    text = Redactor().text(f"see {scheme}://me:{secret}@{host}.example/x")
+    assert secret not in text and f"@{host}.example/x" in text
+
+
+KNOWN = TEXT.filter(lambda v: len(v) >= SHORTEST and v.lower() not in WORDS)
+SPELLINGS: dict[str, Callable[[str], str]] = {
+             "as it is": str, "JSON": json.dumps, "JSON in JSON": lambda v: json.dumps(json.dumps(v)),
+             "JSON in Unicode": lambda v: json.dumps(v, ensure_ascii=False), "Python": repr, "a shell": shlex.quote,
+             "a shell in JSON": lambda v: json.dumps(shlex.quote(v)), "a URL": lambda v: quote(v, safe=""),
+             "a path": quote, "a form": quote_plus, "HTML": html.escape,
+             "JSON in HTML": lambda v: html.escape(json.dumps(v))}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@settings(max_examples=100, deadline=None)
+@given(KNOWN, TEXT, TEXT)
+def test_a_known_value_goes_however_it_is_spelled(spelling: str, value: str, before: str, after: str) -> None:
+    spelled = SPELLINGS[spelling](value)
+    inner = spelled.strip("\"'") if spelling != "as it is" else spelled
+    for text in (before + spelled + after, f"x {spelled} y"):
+        left = Redactor([value]).text(text).replace(HIDDEN, "\0")
+        assert value not in left and (len(inner) < SHORTEST or inner not in left)
+
+
+PIECES = st.sampled_from(["token", "API_KEY", "password", "authorization", "=", ": ", "'", '"', "\\", "[", "]", "{",
+                         "}", "(", ")",
+                          ",", " ", "\n", "--api-key", "--x", "://", "@", "me", "/", "hf_abcdefghijklmnopqrst",
+                          "Bearer ",
+                          "None", "1234", "12345678", HIDDEN, "[redac", "ted]", "&quot;", "%22", "basic ", "s3cret",
+                          "abc["])
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.lists(PIECES, max_size=14), st.lists(PIECES | TEXT, max_size=2))
+def test_cleaning_twice_changes_nothing_more(pieces: list[str], values: list[str]) -> None:
+    clean = Redactor(values)
+    once = clean.text("".join(pieces))
+    assert clean.text(once) == once
+    argv = clean.argv(pieces)
+    assert clean.argv(argv) == argv
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+def test_printable_text_is_printable_and_the_rest_is_unchanged(text: str) -> None:
+    for instead in ("", REPLACED, SPELLED):
+        shown = printable(text, keep=KEPT, instead=instead)
+        assert all(c.isprintable() or c in KEPT or c == REPLACED for c in shown)
+        assert printable(shown, keep=KEPT, instead=instead) == shown
+    assert printable(text) == "".join(c for c in text if c.isprintable())
 
 
 def test_a_space_of_a_stranger_runs_nothing(tmp_path: pathlib.Path) -> None:

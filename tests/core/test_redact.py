@@ -6,11 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.redact import HIDDEN, Redactor, secret_name
+from autotune.redact import HIDDEN, Redactor
+from autotune.secretnames import secret_name
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "--api-key", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "password",
-                                  "--admin-api-key", "GITHUB_PAT", "db_passwd", "DB_PWD", "Authorization-Token"])
+                                  "--admin-api-key", "GITHUB_PAT", "db_passwd", "DB_PWD", "Authorization-Token",
+                                  "PGPASSWORD", "DB_PASS", "API_KEYS", "API_TOKENS", "SECRETS", "HF_TOKEN2", "JWT",
+                                  "AUTHORIZATION", "accessToken", "authToken", "clientSecret", "apiKey", "APIKey",
+                                  "GitHubToken", "CACHE_TOKEN", "MASK_TOKEN_SECRET", "INPUT_API_TOKEN", "MYSQL_PWD",
+                                  "x-api-key", "Set-Cookie", "AccountKey", "+engine.env.HF_TOKEN", "SSH_PRIVATE_KEY"])
 def test_secret_names_are_known(name: str) -> None:
     assert secret_name(name)
 
@@ -18,7 +23,10 @@ def test_secret_names_are_known(name: str) -> None:
 @pytest.mark.parametrize("name", [
     "--max-total-tokens", "max_new_tokens", "tokenizer", "--tokenizer-path", "output_tokens", "token_usage", "keyboard",
     "--speculative-num-draft-tokens", "monkey", "tokens_per_s", "--speculative-token-map", "best_first_tokens",
-    "SGLANG_X_NUM_MAX_DISPATCH_TOKENS", "PWD", "OLDPWD"])
+    "SGLANG_X_NUM_MAX_DISPATCH_TOKENS", "PWD", "OLDPWD", "tokens_per_joule", "num_draft_tokens", "key_cache_dtype",
+    "TOKENIZERS_PARALLELISM", "bos_token_id", "pad_token", "num_tokens", "max_prefill_tokens", "author", "compass",
+    "num_key_value_heads", "tokenizer_mode", "SSH_AUTH_SOCK", "first_token_timeout_s", "image_token_id", "missing_keys",
+    "post_grad_custom_post_pass", "secretary", "bypass", "cookbook", "path", "cached_tokens", "HF_TOKEN_PATH"])
 def test_names_of_counts_and_paths_are_not_secret(name: str) -> None:
     assert not secret_name(name)
 
@@ -33,7 +41,9 @@ def test_a_secret_flag_hides_its_value_everywhere() -> None:
 
 @pytest.mark.parametrize("secret", [
     "hf_abcdefghijklmnopqrst", "sk-abcdefghijklmnop1234", "ghp_abcdefghijklmnopqrstuvwx", "AKIAABCDEFGHIJKLMNOP",
-    "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.abcdef-123"])
+    "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.abcdef-123", "github_pat_11ABCDEFG0abcdefghijklmnop", "ASIAABCDEFGHIJKLMNOP",
+    "AIzaSyA-abcdefghijklmnopqrstuvwxyz12345", "npm_abcdefghijklmnopqrstuvwxyz0123456789", "xapp-1-A0123456789-abcdef",
+    "ya29.a0AfH6SMBabcdefghijkl"])
 def test_values_that_look_secret_are_hidden_without_a_name(secret: str) -> None:
     assert secret not in Redactor().text(f"loading with {secret}, done")
 
@@ -48,9 +58,68 @@ def test_assignments_are_hidden_by_their_name() -> None:
         f"HF_TOKEN={HIDDEN} max_tokens=4096 password: {HIDDEN}"
 
 
+@pytest.mark.parametrize("text", [
+    "ServerArgs(model_path='x', admin_api_key=None, api_key='', token=None, hf_token: null, key_cache_dtype='auto')",
+    "ServerArgs(tokenizer_path='/m/x', max_prefill_tokens=16384, mask_token='<mask>', eos_token_id=[1, 2, 3])",
+    "[2026-01-01 12:00:00 TP0] Prefill batch, #new-seq: 1, #new-token: 8, #cached-token: 0, token usage: 0.01, #q: 0",
+    "Decode batch, #running-req: 12, #token: 40960, token usage: 0.31, gen throughput (token/s): 123.4, cuda: True",
+    "prompt tokens: 12, generated tokens: 88, pass@1: 0.3 author: Anna, compass=north",
+    "Avg prompt throughput: 12.0 tokens/s, Running: 1 reqs, GPU KV cache usage: 0.4%, Prefix cache hit rate: 0.0%",
+    '127.0.0.1:3434 - "POST /v1/completions HTTP/1.1" 200 OK', "http://127.0.0.1:30000/v1/x@y http://0.0.0.0:8000",
+    "git+https://github.com/a/b.git@main ssh://git@github.com/x", "api_key=${API_KEY}", "not of the form key=value",
+    "Missing key: model.layers.0", "usage: --max-total-tokens TOKENS --tokenizer-path PATH", "postgresql://me@host/db"])
+def test_ordinary_lines_stay_as_they_are(text: str) -> None:
+    assert Redactor().text(text) == text
+
+
+@pytest.mark.parametrize("text", [
+    "https://CANARY@host/x", "postgresql://u:CANARY/CANARY@CANARY:CANARY@h/db", "https://u:8/CANARY@h/x",
+    "Authorization: Basic CANARY", "curl -H 'Authorization: Basic CANARY' http://x", "cookie: a=CANARY; b=CANARY",
+    "API_KEYS=[CANARY,CANARY]", '{"api_keys": ["CANARY", "CANARY"]}', "['--api-key', 'CANARY']", "x --api-key CANARY y",
+    r'{\"api_key\": \"CANARY CANARY\"}', r'"{\\\"api_key\\\": \\\"CANARY\\\"}"', r'"password": "a\"CANARY"',
+    "engine.args=[--api-key,CANARY]", "engine.args='[--admin-api-key=CANARY]'", "password: 'my CANARY' x",
+    "DB_PASS=CANARY",
+    "++engine={args:[--api-key,CANARY],env:{HF_TOKEN:CANARY}}", "api_key=&quot;CANARY&quot;", "PGPASSWORD=CANARY",
+    "%22api_key%22%3A%22CANARY%22", "[('HF_TOKEN', 'CANARY')]", "(b'authorization', b'Basic CANARY')", "JWT: CANARY",
+    "https;AccountName=x;AccountKey=CANARY+/==;", "https://x/y?sv=1&sig=CANARY%3D&se=2",
+    "{'credentials': {'a': 'CANARY'}}",
+    'Proxy-Authorization: Digest username="CANARY", nonce="CANARY"', "'authorization': 'Digest CANARY'",
+    "accessToken=CANARY", "passphrase: correct CANARY battery"])
+def test_a_secret_in_any_of_these_shapes_goes(text: str) -> None:
+    assert "CANARY" not in Redactor().text(text.replace("CANARY", "CANARYcanary")).replace(HIDDEN, "")
+
+
+def test_a_password_may_be_a_number_and_a_count_is_none() -> None:
+    assert Redactor().text("password=123456 token=123456") == f"password={HIDDEN} token=123456"
+    clean = Redactor.from_command(["--api-key", "1234", "--db-password=123456789"], {})
+    assert clean.argv(["--api-key", "1234"]) == ["--api-key", HIDDEN]
+    assert clean.text("1234 tokens, 123456789 tokens") == f"1234 tokens, {HIDDEN} tokens"
+
+
+def test_an_override_keeps_its_name_and_its_secret_is_known_everywhere() -> None:
+    argv = ["tune", "+space=local", "+engine.env.HF_TOKEN=a b,c", "+engine.args=[--api-key,wxyz]", "study.launches=4",
+            "++engine={args:[--admin-api-key=qrst,--port,80]}", "study.storage=postgresql://u:p/w@h/db"]
+    clean = Redactor.from_command(argv)
+    assert clean.argv(argv) == [
+        "tune", "+space=local", f"+engine.env.HF_TOKEN={HIDDEN}", f"+engine.args=[--api-key,{HIDDEN}]",
+        "study.launches=4",
+        f"++engine={{args:[--admin-api-key={HIDDEN},--port,80]}}", f"study.storage=postgresql://{HIDDEN}@h/db"]
+    assert clean.text("'a b,c' wxyz qrst") == f"'{HIDDEN}' {HIDDEN} {HIDDEN}"
+
+
+def test_the_parts_of_a_list_in_one_variable_are_known_too() -> None:
+    clean = Redactor.from_command((), {"API_KEYS": "firstsecret,secondsecret"})
+    assert clean.text("with secondsecret and firstsecret") == f"with {HIDDEN} and {HIDDEN}"
+
+
 def test_nested_data_is_cleaned() -> None:
     data = {"env": {"API_KEY": "v" * 9, "PORT": "80"}, "list": ["hf_abcdefghijklmnopqrst", 3]}
     assert Redactor().data(data) == {"env": {"API_KEY": HIDDEN, "PORT": "80"}, "list": [HIDDEN, 3]}
+    more: dict[str, object] = {
+            "api_keys": ["one", {"x": "two"}], "args": ["--api-key", "three", "--port", "80"], "token": None,
+            "max_total_tokens": 9, "admin_api_key": "None", "flag": {"api_key": "--api-key"}}
+    assert Redactor().data(more) == {**more, "api_keys": [HIDDEN, {"x": HIDDEN}],
+                                     "args": ["--api-key", HIDDEN, "--port", "80"]}
 
 
 VALUE = st.text(alphabet=st.characters(codec="ascii", exclude_characters="=:@"), min_size=8, max_size=40)
@@ -75,3 +144,17 @@ def test_the_counters_in_a_servers_log_are_not_secrets() -> None:
 
 def test_an_environment_without_a_command_is_enough() -> None:
     assert Redactor.from_command((), {"HF_TOKEN": "tok-12345"}).text("got tok-12345") == f"got {HIDDEN}"
+
+
+HOSTILE = ["a", "=", ":", "token=", "token='", 'token="', "api_key: {", "\\", '\\"', 'token=\\\\\\"', "--a",
+           "--token ", "://",
+           "://a:", "http://a@", "-----BEGIN ", "-----BEGIN RSA PRIVATE KEY-----", "eyJ", "eyJaaaaaaaaaaa.", "hf_",
+           "&quot;",
+           "%22", "authorization: ", "('token', ", "x.y", "aA", "Bearer ", "?sig=", "[", "token:basic ", "auth:'\\\"x"]
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_a_long_hostile_line_is_over_soon(unit: str) -> None:
+    length = 1 << 18  # what takes quadratic time would meet this test's limit of two minutes
+    clean = Redactor(["known'value", 'ano"ther'])
+    assert len(clean.text((unit * length)[:length])) <= 2 * length

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import pathlib
+import shlex
 import sqlite3
 import subprocess
 import sys
+from urllib.parse import quote
 
 import pytest
 
@@ -18,18 +21,38 @@ from tests.benchmarks.campaign import ROOT, SHORT, Site, standin
 FORMATS = ("sh", "systemd", "compose", "k8s", "yaml")
 ENVIRONMENT = {  # variable: value with the canary, which is the part that must not show up anywhere
     "HF_TOKEN": "canary01environ", "OPENAI_API_KEY": "canary02environ", "AWS_SECRET_ACCESS_KEY": "canary03environ",
-    "DB_PASSWORD": "canary04environ", "MY_PAT": "canary06environ", "HTTPS_PROXY": "http://me:canary05environ@127.0.0.1:9"}
-SAID = """loading with token hf_canary10canary10canary
+    "DB_PASSWORD": "canary04environ", "MY_PAT": "canary06environ", "HTTPS_PROXY": "http://me:canary05environ@127.0.0.1:9",
+    "PGPASSWORD": "canary07environ", "DB_PASS": "canary08environ", "CACHE_TOKEN": "canary09environ",
+    "clientSecret": "canary50environ it's \"é\" <&%/>", "API_KEYS": "canary51environ,canary52environ"}
+ODD = ENVIRONMENT["clientSecret"]
+SAID = rf"""loading with token hf_canary10canary10canary
 Authorization: Bearer canary11canary11
 connecting to postgresql://me:canary12pass@db.example/x
-password=canary13pass api_key: "canary13bpass" {'secret': 'canary13cpass'}
+password=canary13pass api_key: "canary13bpass" {{'secret': 'canary13cpass'}}
 OPENAI sk-canary14canary14canary ghp_canary15canary15canary15 AKIACANARY16CANARY16
 -----BEGIN RSA PRIVATE KEY-----
 canary17privatekeyline
 -----END RSA PRIVATE KEY-----
 environment: canary01environ canary02environ canary03environ canary04environ canary06environ canary21engine
+more of it: canary07environ canary08environ canary09environ canary51environ canary52environ canary60override
+odd ones: {ODD} {json.dumps(ODD)} {json.dumps(json.dumps(ODD))} {shlex.quote(ODD)} {quote(ODD)} {html.escape(ODD)}
+git clone https://canary70token@git.example/x and mysql://me:canary71/a@canary72:canary73@db.example/y
+-H 'Authorization: Basic canary74basic' Proxy-Authorization: Digest username="canary75digest"
+github_pat_11canary76canary76canary76 AIzacanary77canary77canary77canary77 ASIACANARY78CANARY78
+npm_canary79canary79canary79canary79 ya29.canary80canary80canary80 xapp-1-canary81canary81canary81
+server_args: {{"api_keys": ["canary82list", "canary83list"], "argv": ["--admin-api-key", "canary84argv"]}}
+nested: "{{\"api_key\": \"canary85escaped\"}}" "{{\\\"hf_token\\\": \\\"canary86escaped twice\\\"}}"
+accessToken=canary87camel JWT: canary88jwt HF_TOKEN2=canary89two --api-key canary90flag --api-key=canary91flag
+environ({{'SECRETS': 'canary92environ', 'credentials': {{'a': 'canary93nested'}}}}) [('API_TOKENS', 'canary94pair')]
 <script>alert(1)</script>
 """
+OVERRIDES = (
+    "+engine.env.HF_HUB_TOKEN=canary60override", "+engine.env.JWT='canary61 \"override\"'",
+    "+engine.env.ODD_SECRET='canary62;|&x'",
+    "+engine.args.more=[--flags,a]", "+engine.args.door={args:[--admin-api-key,canary63override]}",
+    "+engine.args.gate={args:['--hf-token=canary64override'],env:{DB_PASS:canary65override,API_KEYS:canary66override}}",
+    "+engine.vars.access_token=canary67override")
+"""Secrets on the command line, as variables, arguments and nested values."""
 
 
 def site(folder: pathlib.Path) -> Site:
@@ -40,10 +63,12 @@ def site(folder: pathlib.Path) -> Site:
              "baseline": {"speed": 200, "fault": "none", "at": "load", "concurrency": 2},
              "workload": SHORT, "server": {"ready_poll_s": 0.1}, "study": {"confirm": {"finalists": 0}},
              "agreement": {"prompts": 1, "output_tokens": 2, "context_tokens": 4}}
-    args = ["--host", "{host}", "--port", "{port}", "--api-key", "canary20engine", "--say", str(folder / "said"),
-            "--message", "no access with canary20engine and hf_canary22canary22canary"]
-    return Site.make(folder / "site", space, standin({}, args=[args], env={"SERVER_SECRET": "canary21engine"}),
-                     ENVIRONMENT)
+    args = {"all": ["--host", "{host}", "--port", "{port}", "--api-key", "canary20engine",
+                    "--say", str(folder / "said"), "--message",
+                    "no access with canary20engine and hf_canary22canary22canary"]}
+    env = {"SERVER_SECRET": "canary21engine", "SERVICE_URL": "https://canary23engine@h/",
+           "accessToken": "canary24engine"}
+    return Site.make(folder / "site", space, standin({}, args=args, env=env), ENVIRONMENT)
 
 
 def run(place: Site, *overrides: str, verb: str = "tune") -> subprocess.CompletedProcess[str]:
@@ -54,15 +79,24 @@ def run(place: Site, *overrides: str, verb: str = "tune") -> subprocess.Complete
 @pytest.mark.slow
 def test_no_secret_reaches_anything_that_is_written_or_printed(tmp_path: pathlib.Path) -> None:
     place = site(tmp_path)
-    printed = {"tune": run(place, "power=none", "objective=tokens_per_s", "-v")}
+    printed = {"tune": run(place, "power=none", "objective=tokens_per_s", "-v", *OVERRIDES)}
     assert printed["tune"].returncode in (0, 3), printed["tune"].stderr
     for kind in ("text", "json"):
-        printed[f"report {kind}"] = run(place, f"report.format={kind}", "objective=tokens_per_s", verb="report")
+        printed[f"report {kind}"] = run(place, f"report.format={kind}", "objective=tokens_per_s", *OVERRIDES,
+                                        verb="report")
     for kind in FORMATS:
-        printed[f"export {kind}"] = run(place, f"format={kind}", "objective=tokens_per_s", verb="export")
-    printed["check"] = run(place, verb="check")
-    printed["storage"] = run(place, "study.storage='postgresql://me:canary40url@127.0.0.1:1/db'", "study.name=other")
-    assert printed["storage"].returncode != 0
+        printed[f"export {kind}"] = run(place, f"format={kind}", "objective=tokens_per_s", *OVERRIDES, verb="export")
+    printed["check"] = run(place, *OVERRIDES, verb="check")
+    printed["settings"] = run(place, *OVERRIDES, "--cfg")
+    assert printed["check"].returncode == printed["settings"].returncode == 0, printed["check"].stderr
+    for number, password in enumerate(("canary40url", "canary41a/b:c@d", "canary42%2Fe")):
+        printed[f"storage {number}"] = run(place, f"study.storage='postgresql://me:{password}@127.0.0.1:1/db'",
+                                           f"study.name=other{number}")
+        assert printed[f"storage {number}"].returncode != 0
+    for number, wrong in enumerate(("engine.args=[--api-key,canary43wrong]", "engine.env.HF_TOKEN=canary44wrong' \"",
+                                    "+nonsense={api_key:canary45wrong}", "engine.args={a:{api_key:canary46wrong}}")):
+        printed[f"wrong {number}"] = run(place, wrong)
+        assert printed[f"wrong {number}"].returncode == 2, printed[f"wrong {number}"].stderr
     log = next(place.study.glob("launches/*/server.log"))
     printed["classify"] = subprocess.run([sys.executable, "-m", "autotune", "classify", str(tmp_path / "said")],
                                          capture_output=True, text=True, cwd=ROOT, timeout=600,
@@ -80,6 +114,9 @@ def test_no_secret_reaches_anything_that_is_written_or_printed(tmp_path: pathlib
         notes = [row[0] for row in db.execute("select value_json from study_system_attributes where key like '%note%'")]
     assert notes and any("[redacted]" in note for note in notes)
     assert json.loads((log.parent / "command.json").read_text())["env"]["SERVER_SECRET"] == "[redacted]"
+    for shown in ("report.md", "report.html", "launch.sh", "launch.json"):
+        text = (place.study / shown).read_text().replace("\\", "")
+        assert "engine.env.HF_HUB_TOKEN=[redacted]" in text and "+engine.args.more=[--flags,a]" in text, shown
 
 
 def secrets(text: str) -> list[str]:

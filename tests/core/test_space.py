@@ -149,3 +149,16 @@ def test_a_description_cannot_steer_the_terminal() -> None:
     made = Space.parse({"name": "x", "engine": "e", "params": {"a": {"choices": [1, 2]}}, "baseline": {"a": 1},
                         "describe": "\x1b]0;title\x07a\x1b[2Jb"})
     assert made.describe == "]0;titlea[2Jb"
+
+
+def test_a_choice_of_a_parameter_named_like_a_secret_and_a_model_with_a_password_are_refused() -> None:
+    for changed in ({"params": {"api_key": {"choices": ["canarypass"]}},
+                    "forbid": [], "baseline": {"api_key": "canarypass"}},
+                    {"model": {"target": "https://me:canarypass@h/m"}}):
+        with pytest.raises(UsageError, match="looks like a secret") as told:
+            parse(**changed)
+        assert "canarypass" not in str(told.value)
+
+
+def test_what_a_space_says_of_itself_is_printable_and_without_secrets() -> None:
+    assert parse(describe="a\x1b[31mb\nhf_canarycanarycanary1\x9b").describe == "a[31mb\n[redacted]"

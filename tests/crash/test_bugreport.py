@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from autotune.crash.bugreport import bug_report, versions
 from autotune.crash.classify import classify
 from autotune.crash.isolate import Isolated
@@ -58,3 +60,11 @@ def test_a_title_is_no_markup_of_the_servers_and_has_no_secret() -> None:
     shown = report(classify("RuntimeError: <img src=x onerror=alert(2)> with s3cr3t-key \x1b]0;x\x07", exit_status=1,
                             after_s=1.0)).splitlines()[0]
     assert "<img" not in shown.replace("\\<", "") and "s3cr3t" not in shown and "\x1b" not in shown
+
+
+def test_control_characters_of_a_command_or_a_log_are_spelled_out_or_replaced() -> None:
+    crash = dataclasses.replace(CRASH, excerpt="error \x1b]0;title\x07 in \x9b31m it")
+    text = bug_report(crash, command=["serve", "--name", "a\x1b[2Jb\rc", "\x9bd"], isolated=FOUND,
+                      environment={"WORDS": "x\x1b[31my\nz"}, versions={"GPU": "8\x1b[1m"})
+    assert all(c.isprintable() or c == "\n" for c in text)
+    assert r"WORDS='x\x1b[31my\nz'" in text and r"a\x1b[2Jb\rc" in text and r"8\x1b[1m" in text

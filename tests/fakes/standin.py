@@ -88,7 +88,8 @@ class Server:
             return self.reply(writer, 200, {})
         if path == "/server_info":
             return self.reply(writer, 200, {"flags": self.args.flags, "tokens_per_s": self.args.tokens_per_s,
-                                             "fault": self.args.fault})
+                                             "fault": self.args.fault, "api_key": self.args.api_key or None,
+                                             "argv": sys.argv[1:]})
         if path == "/v1/models":
             return self.reply(writer, 200, {"data": [{"id": "standin"}]})
         if path == "/metrics":
@@ -177,6 +178,8 @@ def main() -> None:
     parser.add_argument("--flags", default="", help="anything, to tell configurations apart")
     parser.add_argument("--stage-s", type=float, default=0.02)
     parser.add_argument("--api-key", default="", help="said in the log, as careless servers do")
+    parser.add_argument("--admin-api-key", default="")
+    parser.add_argument("--hf-token", default="")
     parser.add_argument("--say", default="", help="a file whose lines are said at the start")
     args = parser.parse_args()
     if args.fault in ("ignore-sigterm", "keep-port"):

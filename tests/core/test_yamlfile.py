@@ -1,0 +1,105 @@
+"""YAML of strangers: what would blow up or read this machine's variables is refused with one line."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from autotune.config import data_folder, load
+from autotune.records import UsageError
+from autotune.yamlfile import MOST_BYTES, MOST_NODES, check
+
+SPACE = "name: mine\nengine: own\nparams: {a: {choices: [1]}}\nbaseline: {a: 1}\n"
+ENGINE = "name: own\ncommand: [prog]\nparams: {a: {flag: --a}}\n"
+BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+
+
+def write(folder: pathlib.Path, space: str = SPACE, engine: str = ENGINE) -> list[str]:
+    (folder / "engine").mkdir(exist_ok=True)
+    (folder / "mine.yaml").write_text(space)
+    (folder / "engine" / "own.yaml").write_text(engine)
+    return [str(folder)]
+
+
+RESOLVERS = ["describe: ${oc.env:HOME}", "describe: say '${oc.env:HOME,none}' to", "describe: ${ oc.decode:'1' }",
+             "describe: \"${oc.env:${name}}\"", "describe: ${oc.create:{}}", "describe: ${${name}:x}",
+             "model: {'${oc.env:HOME}': x}",
+             "defaults: ['${oc.env:HOME}', _self_]", "workload: {prompts: '${oc.env:HOME}'}"]
+
+
+@pytest.mark.parametrize("line", RESOLVERS)
+def test_a_resolver_in_a_space_is_refused_and_told_where(line: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match=r"mine\.yaml, key (describe|model|defaults|workload)\b.*another key") as told:
+        load(["+space=mine"], write(tmp_path, SPACE + line + "\n"))
+    assert "\n" not in str(told.value)
+
+
+def test_a_resolver_in_an_engine_file_or_in_what_a_space_is_based_on_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match=r"own\.yaml, key env\.X.*another key"):
+        load(["+space=mine"], write(tmp_path, engine=ENGINE + "env: {X: '${oc.env:HOME}'}\n"))
+    folders = write(tmp_path, "defaults: [base, _self_]\nname: mine\n")
+    (tmp_path / "base.yaml").write_text(SPACE + "describe: ${oc.env:HOME}\n")
+    with pytest.raises(UsageError, match=r"base\.yaml, key describe"):
+        load(["+space=mine"], folders)
+
+
+def test_a_plain_interpolation_in_a_file_and_a_resolver_on_the_command_line_stay(
+        tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_PLACE", "/somewhere")
+    folders = write(tmp_path, SPACE + "describe: of ${space.name} with ${space.engine}\n")
+    made = load(["+space=mine", "+engine.env.PLACE=${oc.env:MY_PLACE}"], folders)
+    assert made.space.describe == "of mine with own" and made.engine.env["PLACE"] == "/somewhere"
+
+
+def test_a_plain_interpolation_cannot_pull_a_secret_into_a_space(tmp_path: pathlib.Path) -> None:
+    folders = write(tmp_path, SPACE + "describe: ${engine.env.HF_TOKEN}\n")
+    with pytest.raises(UsageError, match="describe holds a secret") as told:
+        load(["+space=mine", "+engine.env.HF_TOKEN=canary"], folders)
+    assert "canary" not in str(told.value)
+
+
+@pytest.mark.parametrize(("space", "engine"), [(SPACE + BOMB, ENGINE), (SPACE, ENGINE + BOMB)])
+def test_aliases_that_multiply_are_refused_unexpanded(space: str, engine: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match=rf"yaml, line \d+: more than {MOST_NODES:,} values once its aliases"):
+        load(["+space=mine"], write(tmp_path, space, engine))
+
+
+def test_merged_mappings_that_multiply_are_refused_too(tmp_path: pathlib.Path) -> None:
+    text = "m0: &m0 {a: 1}\n" + "".join(f"m{i}: &m{i} {{<<: [{','.join([f'*m{i - 1}'] * 9)}]}}\n" for i in range(1, 10))
+    with pytest.raises(UsageError, match="more than"):
+        load(["+space=mine"], write(tmp_path, SPACE + text))
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("a: &a [*a]\n", "line 1: the anchor refers to itself"), ("[" * 5000 + "]" * 5000, "nest"),
+    ("a: [1\n", "not valid YAML"), ("#" * (MOST_BYTES + 1), "larger than 4 MiB"),
+    ("a: !!python/object/apply:os.system [x]\nb: ${oc.env:X}\n", "key b")])
+def test_other_odd_files_are_one_line(text: str, message: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(UsageError, match=message) as told:
+        check(tmp_path / "x.yaml")
+    assert "\n" not in str(told.value)
+
+
+def test_aliases_in_reason_and_every_file_of_ours_pass(tmp_path: pathlib.Path) -> None:
+    check(write_one(tmp_path, "a: &a {x: [1, 2]}\nb: [*a, *a, *a]\n"))
+    files = [*data_folder("conf").rglob("*.yaml"), *data_folder("search_spaces").rglob("*.yaml")]
+    assert len(files) > 20
+    for file in files:
+        check(file)
+
+
+def test_the_command_ends_with_exit_code_2(tmp_path: pathlib.Path) -> None:
+    write(tmp_path, SPACE + "describe: ${oc.env:HOME}\n")
+    done = subprocess.run([sys.executable, "-m", "autotune", "check", "+space=mine", "--spaces", str(tmp_path)],
+                          capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "mine.yaml, key describe" in done.stderr
+
+
+def write_one(folder: pathlib.Path, text: str) -> pathlib.Path:
+    (folder / "one.yaml").write_text(text)
+    return folder / "one.yaml"
