@@ -80,7 +80,7 @@ class Plain:
         """A proposal that runs nowhere else. Those that do are told to be gone when `told` is closed.
 
         Until then they count as running, so that a sampler which keeps away from what runs (TPE) does not name them on
-        and on.
+        and on. A grid names nothing twice.
         """
         for _ in range(TRIES):
             if again is None and self._exhausted():
@@ -93,9 +93,11 @@ class Plain:
             elif self.name == "grid" and key in self._tried:
                 self._prune(asked.trial, None)
             elif config_key(asked.server) in self._busy:
-                told.callback(self._prune, asked.trial, None)
                 if self.name == "grid":  # it never names a cell twice
+                    self._prune(asked.trial, None)
                     self._aside.append({**asked.server, **asked.load})
+                else:
+                    told.callback(self._prune, asked.trial, None)
             else:
                 self._asked[config_key(asked.server)] = asked
                 self._unmeasured.add(config_key(asked.server))
