@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.engine.probe import engine_version
 from autotune.engine.server import ServerSettings
 from autotune.engine.spec import EngineSpec
 from autotune.measure.agreement import AgreementSettings
@@ -317,10 +318,8 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
         raise UsageError(f"out must be a file or a folder, not {cfg['out']!r}")
     if cfg["trial"] is not None and (not isinstance(cfg["trial"], int) or cfg["trial"] < 0):
         raise UsageError(f"trial must be a trial's number, not {cfg['trial']!r}")
-    space = space.with_rules(engine.rules)
-    reason = space.forbidden(space.baseline)
-    if reason:
-        raise UsageError(f"space {space.name}: the baseline is forbidden by a rule of engine {engine.name}: {reason}")
+    version = engine_version(engine)
+    space = space.with_rules(engine.rules_for(space, version), f"engine {engine.name} {version or '(version unknown)'}")
     return Settings(
         space=space, engine=engine, limits=limits, objective=_objective(cfg),
         device=cfg["device"], outputs=pathlib.Path(cfg["outputs"]), config=str(cfg["config"]), trial=cfg["trial"],

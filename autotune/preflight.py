@@ -9,7 +9,7 @@ import time
 
 from autotune.config import Settings
 from autotune.engine.argv import Command, UnknownPlaceholder, build, choose
-from autotune.engine.probe import Gpus, engine_version, gpu_users, interpreter_problem, visible_gpus
+from autotune.engine.probe import Gpus, engine_version, gpu_users, installed, interpreter_problem, visible_gpus
 from autotune.engine.spec import text
 from autotune.measure.power.meter import MeterUnavailable, Powered, open_meter
 from autotune.records import Config, UsageError, Value
@@ -75,8 +75,8 @@ def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[s
     """What is missing for every configuration."""
     engine, needs = settings.engine, settings.space.needs
     found = [problem for problem in [interpreter_problem(engine)] if problem]
-    if engine.package is not None and version is None:
-        found.append(f"{engine.package} is not installed in {engine.python or 'this Python'} "
+    if (engine.package is not None and version is None) or not installed(engine).found:
+        found.append(f"{engine.package or engine.command[2]} is not installed in {engine.python or 'this Python'} "
                      "(install it, or set engine.python to the interpreter that has it)")
     count = int(needs.get("gpus", 0))
     if count and len(gpus.gpus) < count:

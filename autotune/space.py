@@ -87,16 +87,14 @@ class Space:
         space._check(where)
         return space
 
-    def with_rules(self, rules: Sequence[Rule]) -> Space:
-        """The same space with an engine's static rules added (those that only name parameters it has)."""
-        names = {p.name: p.choices for p in self.params}
-        fitting = []
-        for rule in rules:
-            if set(rule.when) <= set(names):
-                when = {k: tuple(v for v in values if _among(v, names[k])) for k, values in rule.when.items()}
-                if all(when.values()):
-                    fitting.append(Rule(when, rule.because))
-        return dataclasses.replace(self, rules=self.rules + tuple(fitting))
+    def with_rules(self, rules: Sequence[Rule], origin: str) -> Space:
+        """The same space with more rules, of its own parameters and choices.
+
+        Raises UsageError when they forbid the baseline; `origin` says in the message whose rules they are.
+        """
+        space = dataclasses.replace(self, rules=self.rules + tuple(rules))
+        space._check_baseline(f"space {self.name}", f" by a rule of {origin}")
+        return space
 
     def param(self, name: str) -> Param:
         return next(p for p in self.params if p.name == name)
@@ -111,7 +109,10 @@ class Space:
 
     @property
     def digest(self) -> str:
-        """Identity of what is searched: parameters, conditions, rules and model, not names or prose."""
+        """Identity of what is searched: parameters, conditions and model.
+
+        Not rules, which only save launches and follow the engine's version, nor names or prose.
+        """
         parts = [[p.name, list(p.choices), sorted((k, list(v)) for k, v in p.when.items()), p.load]
                  for p in self.params]
         return digest(json.dumps([parts, self.engine, dict(self.model)], sort_keys=True, default=str))
@@ -217,11 +218,13 @@ class Space:
             if name not in names:
                 raise UsageError(f"{where}: belief names the unknown parameter {name}")
             self._check_values(name, tuple(factors), f"{where}: belief")
-        baseline = self.check(self.baseline, f"{where}: baseline")
-        reason = self.forbidden(baseline)
+        object.__setattr__(self, "baseline", self.check(self.baseline, f"{where}: baseline"))
+        self._check_baseline(where)
+
+    def _check_baseline(self, where: str, by: str = "") -> None:
+        reason = self.forbidden(self.baseline)
         if reason:
-            raise UsageError(f"{where}: the baseline is forbidden: {reason}")
-        object.__setattr__(self, "baseline", baseline)
+            raise UsageError(f"{where}: the baseline is forbidden{by}: {reason}")
 
     def _check_values(self, name: str, values: Sequence[Value], where: str) -> None:
         for value in values:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
@@ -18,8 +19,10 @@ OURSELVES = "autotune"
 """The package of the embedded engine, which is a part of this one."""
 IDLE_SHARE = 0.05
 """Of a GPU's memory: what the driver itself keeps is less."""
-ASK_VERSION = ("import importlib.metadata as m, sys\n"
-               "try: print(m.version(sys.argv[1]))\nexcept m.PackageNotFoundError: sys.exit(3)")
+ASK_INSTALLED = ("import importlib.metadata as m, importlib.util as u, sys\n"
+                 "package, module = sys.argv[1:]\n"
+                 "print(next((d.version for d in m.distributions(name=package)), '') if package else '')\n"
+                 "print(int(not module or u.find_spec(module) is not None))")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,28 +47,38 @@ class Gpus:
     why_none: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Installed:
+    """What an interpreter has of an engine: its package's version (None: no such package), and whether it finds it."""
+
+    version: str | None
+    found: bool
+
+
 def engine_version(engine: EngineSpec) -> str | None:
     """The engine's version: given in the engine file, else that of its package in its interpreter; None: unknown."""
-    if engine.version is not None:
-        return engine.version
-    if engine.package is None:
-        return None
+    return engine.version or installed(engine).version
+
+
+def installed(engine: EngineSpec) -> Installed:
+    """What the engine's interpreter has of it, asked once a process; one that cannot be asked has nothing."""
     if engine.package == OURSELVES:
         import autotune
 
-        return autotune.__version__
-    if engine.python is None:
-        import importlib.metadata
+        return Installed(autotune.__version__, True)
+    module = engine.command[2].split(".")[0] if engine.command[:2] == ("{python}", "-m") else ""
+    return _asked(engine.python or sys.executable, engine.package or "", module)
 
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(engine.package)
-        return None
+
+@functools.cache
+def _asked(python: str, package: str, module: str) -> Installed:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        asked = subprocess.run([engine.python, "-c", ASK_VERSION, engine.package], capture_output=True, text=True,
+        asked = subprocess.run([python, "-c", ASK_INSTALLED, package, module], capture_output=True, text=True,
                                timeout=PROBE_S)
         if asked.returncode == 0:
-            return asked.stdout.strip() or None
-    return None
+            version, found = asked.stdout.split("\n")[:2]
+            return Installed(version or None, found == "1")
+    return Installed(None, False)
 
 
 def interpreter_problem(engine: EngineSpec) -> str | None:

@@ -165,7 +165,7 @@ class EngineSpec:
             python=raw.get("python"), env=_texts(raw.get("env")), vars=_texts(raw.get("vars")),
             args=tuple(_action(item, f"{where}: args") for item in _entries(raw.get("args"), f"{where}: args")),
             rules=tuple(_engine_rule(i, f"{where}: rules") for i in _entries(raw.get("rules"), f"{where}: rules")),
-            package=version.get("package"), version=_optional(version.get("use")),
+            package=version.get("package"), version=_version(version.get("use"), where),
             ready=_ready(raw.get("ready") or {}, where),
             stages=tuple(_mark(item, where) for item in raw.get("stages") or []),
             stage_limits_s={_stage(k, where): float(v) for k, v in (raw.get("stage_limits_s") or {}).items()},
@@ -181,20 +181,21 @@ class EngineSpec:
 
         A condition on a parameter that the space does not have is decided by that parameter's default: it holds
         and is left out, or the rule can never match and is dropped. So is one on values that are not among the choices.
+        What is left names choices of the space as the space spells them.
         """
-        choices = {p.name: {text(c) for c in p.choices} for p in space.params}
+        choices = {p.name: p.choices for p in space.params}
         found = []
         for rule in self.rules:
-            rest = {name: values for name, values in rule.when.items() if name in choices}
-            possible = all(choices[name] & {text(v) for v in values} if name in choices else
-                           self._by_default(name, values) for name, values in rule.when.items())
-            if rest and possible and matches(rule.versions, version):
-                found.append(Rule(rest, rule.because))
+            when = {name: tuple(c for c in choices[name] if _spelled(c, values))
+                    for name, values in rule.when.items() if name in choices}
+            defaults = all(self._by_default(name, values) for name, values in rule.when.items() if name not in choices)
+            if all(when.values()) and defaults and matches(rule.versions, version):
+                found.append(Rule(when, rule.because))
         return tuple(found)
 
     def _by_default(self, name: str, values: Sequence[Value]) -> bool:
         default = self.params[name].default if name in self.params else None
-        return default is not None and text(default) in {text(value) for value in values}
+        return default is not None and _spelled(default, values)
 
 
 def text(value: Any) -> str:
@@ -203,14 +204,37 @@ def text(value: Any) -> str:
 
 
 def matches(specifier: str, version: str | None) -> bool:
-    """Whether a version fulfils a PEP 440 specifier; an unknown version fulfils only "" and the newest range."""
+    """Whether a version fulfils a PEP 440 specifier; an unknown version fulfils only "" and the newest range.
+
+    Raises UsageError for what is no specifier. A version that is not of PEP 440 (a fork's own scheme) is unknown.
+    """
     if not specifier:
         return True
-    if version is None:
-        return not specifier.lstrip().startswith("<")
-    from packaging.specifiers import SpecifierSet
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-    return SpecifierSet(specifier).contains(version, prereleases=True)
+    try:
+        wanted = SpecifierSet(specifier)
+    except InvalidSpecifier as error:
+        raise UsageError(f"versions: {specifier!r} is not a version range such as '>=0.5.16,<0.5.23'") from error
+    if version is None or not is_version(version):
+        return not specifier.lstrip().startswith("<")
+    return wanted.contains(version, prereleases=True)
+
+
+def is_version(version: str) -> bool:
+    """Whether a text is a version that can be compared (PEP 440)."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        Version(version)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def _spelled(value: Value, values: Sequence[Value]) -> bool:
+    """Whether a value is one of these as YAML and command lines spell them."""
+    return text(value) in {text(v) for v in values}
 
 
 def _param(spec: Any, where: str) -> ParamSpec:
@@ -324,5 +348,7 @@ def _texts(raw: Any) -> dict[str, str]:
     return {str(k): text(v) for k, v in (raw or {}).items()}
 
 
-def _optional(value: Any) -> str | None:
+def _version(value: Any, where: str) -> str | None:
+    if value is not None and not is_version(str(value)):
+        raise UsageError(f"{where}: version.use must be a version such as 0.5.23, not {value!r}")
     return None if value is None else str(value)

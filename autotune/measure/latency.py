@@ -16,8 +16,9 @@ Floats = npt.NDArray[np.float64]
 def token_arrivals(replies: Sequence[Reply]) -> tuple[Floats, Floats]:
     """(times in s, tokens) of every arrival of all requests, in no order.
 
-    Where the server counted, each arrival has its own tokens; else a request's final count is spread evenly
-    over its events, and unfinished requests take the mean of the finished ones.
+    Where the server counted, each arrival has its own tokens, and those that were found at a look (`measure.pacing`)
+    are spread evenly over the time since the last; else a request's final count is spread evenly over its events, and
+    unfinished requests take the mean of the finished ones.
     """
     loose = [r for r in replies if not r.counted and r.completion_tokens is not None and r.times]
     events = sum(len(r.times) for r in loose)
@@ -27,19 +28,32 @@ def token_arrivals(replies: Sequence[Reply]) -> tuple[Floats, Floats]:
     for r in replies:
         if not r.times:
             continue
-        times.append(np.frombuffer(r.times, dtype=np.float64))
+        at = np.frombuffer(r.times, dtype=np.float64)
         if r.counted:
             counts = np.maximum.accumulate(np.frombuffer(r.counts, dtype=np.int64))
             gained = np.diff(counts, prepend=0).astype(np.float64)
             if r.completion_tokens is not None:
                 gained[-1] += r.completion_tokens - counts[-1]
+            if not r.watched:
+                at, gained = _spread(at, gained)
             tokens.append(gained)
         else:
             each = r.tokens / len(r.times) if r.completion_tokens is not None else mean
             tokens.append(np.full(len(r.times), each))
+        times.append(at)
     if not times:
         return np.empty(0), np.empty(0)
     return np.concatenate(times), np.concatenate(tokens)
+
+
+def _spread(times: Floats, gained: Floats) -> tuple[Floats, Floats]:
+    """Arrivals of one token each, evenly between the arrival before and the one that brought several."""
+    several = np.maximum(gained, 1).astype(np.int64)
+    several[0] = 1
+    last = np.repeat(np.cumsum(several), several)  # how many there are up to the end of each one's group
+    left = (last - 1 - np.arange(len(last))) / np.repeat(several, several)
+    apart = np.diff(times, prepend=times[0])
+    return np.repeat(times, several) - left * np.repeat(apart, several), np.repeat(gained / several, several)
 
 
 def tokens_between(arrivals: tuple[Floats, Floats], edges: Sequence[float]) -> list[float]:

@@ -6,8 +6,8 @@ when told to stop, the replies: a JSON line of them and, raw, the arrays of thei
 neither the tuner's threads nor its garbage collector delay a time stamp; nothing heavy is imported. `client.LoadClient`
 is the other end.
 
-Every read of one round of the poller gets the time at which the poller returned: what is readable then had
-arrived by then, and at most half a millisecond before unless the client is short of CPU.
+What is read gets the time at which the kernel had it (`system.receiver`), however late the client came to read it; so
+reading can wait until several streams have brought something.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from autotune.measure.tally import Tally
 TICK_S = 0.2
 TIMERS_S = 0.5  # between two looks at the time limits of requests, which are tens of seconds
 BACKOFF_S = (0.025, 1.0)  # a closed-loop connection pauses after errors in a row, from the first to the second
-READ_BYTES = 65536
 FEW = 16
 SHORT = 16  # bytes: a read that may be the rest of an answer's end
-GATHER_S = 0.0005  # after a round with few arrivals, so that those of one step of the server are read together
+GATHER_S = (0.0005, 0.003)  # after a wait that brought little, so that more of one step of the server is read together:
+MANY = 16  # ... the second time from this concurrency on, where steps take longer
 
 
 class Load:
@@ -72,7 +72,8 @@ class Load:
         if self.rate is None:
             for slot in self.slots:
                 self._start(slot, now)
-        by_fd, poll = self.by_fd, self.poller.poll
+        by_fd, poll, gather_s = self.by_fd, self.poller.poll, GATHER_S[len(self.slots) >= MANY]
+        gathered = False
         while not self.stopping:
             events = poll(0.0 if self.source.short else self._pause(next_tick))
             now = time.monotonic()
@@ -83,12 +84,12 @@ class Load:
                         self._command()
                 elif ready.plain:  # the hot path: a stream that goes on
                     try:
-                        data = ready.receive(READ_BYTES)
+                        data, arrived = ready.receive()
                     except OSError as error:
                         self._failed_read(ready, now, error)
                         continue
                     ready.parts.append(data)
-                    ready.stamps.append(now)
+                    ready.stamps.append(arrived)
                     if len(data) < SHORT or data.endswith(b"\r\n\r\n"):
                         self._digest(ready, now)
                     elif not ready.watched and len(ready.parts) >= TOKENS_BEFORE:
@@ -96,6 +97,7 @@ class Load:
                         self._rest(ready, now)
                 elif ready.state == READING and not ready.out:
                     self._read(ready, now)
+                    self._rest(ready, now)
                 else:
                     self._progress(ready, mask, now)
             while (resting := self.pacing.due(now)) is not None:
@@ -113,11 +115,11 @@ class Load:
                 next_tick = max(next_tick + TICK_S, now)
             if self.rate is not None:
                 self._arrive(now, self.rate)
-            if len(events) < FEW:
-                if self.source.short:
-                    self.source.refill()
-                elif events:
-                    time.sleep(GATHER_S)
+            gathered = not gathered and 0 < len(events) < FEW
+            if self.source.short and len(events) < FEW:
+                self.source.refill()
+            elif gathered:
+                time.sleep(gather_s)
         self._report(time.monotonic())
 
     # Reading
@@ -128,12 +130,12 @@ class Load:
         Returns how many bytes came; None when none could be read.
         """
         try:
-            data = slot.receive(READ_BYTES)
+            data, arrived = slot.receive()
         except OSError as error:
             self._failed_read(slot, now, error)
             return None
         slot.parts.append(data)
-        slot.stamps.append(now)
+        slot.stamps.append(arrived)
         self._digest(slot, now)
         return len(data)
 
@@ -159,8 +161,8 @@ class Load:
 
     def _rest(self, slot: Slot, now: float) -> None:
         """Leave a running stream alone for a while, if it can be."""
-        pause = self.pacing.pause_s(slot, now)
-        if pause and slot.plain and not slot.resting:
+        pause = self.pacing.pause_s(slot, now) if slot.plain else 0.0
+        if pause and not slot.resting:
             self.poller.unregister(slot.fd)
             self.pacing.rest(slot, now, now + pause)
 
@@ -215,7 +217,7 @@ class Load:
         assert done is not None
         slot.used, slot.plain = True, False
         self._wake(slot)
-        self.pacing.saw_end()
+        self.pacing.saw_end(stream)
         if not framing.reusable:
             self._drop(slot)
         self._free(slot, now, failed=framing.status != 200 or stream.error is not None)
@@ -267,7 +269,8 @@ class Load:
         sock = socket.socket(self.family, socket.SOCK_STREAM)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        slot.sock, slot.fd, slot.receive, slot.used, slot.state = sock, sock.fileno(), sock.recv, False, CONNECTING
+        slot.sock, slot.fd, slot.receive = sock, sock.fileno(), system.receiver(sock)
+        slot.used, slot.state = False, CONNECTING
         self.by_fd[slot.fd] = slot
         slot.interest = select.POLLIN | select.POLLOUT
         self.poller.register(slot.fd, slot.interest)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable
 
 from autotune.measure import http, sse
 from autotune.measure.reply import Reply
+from autotune.measure.system import Receive
 
 CONNECTING, READING, IDLE = range(3)
 
@@ -27,7 +27,7 @@ class Slot:
         self.sock: socket.socket | None = None
         self.fd = -1
         self.interest = select.POLLIN
-        self.receive: Callable[[int], bytes] = _no_socket
+        self.receive: Receive = _no_socket
         self.state = IDLE
         self.parts: list[bytes] = []
         self.stamps: list[float] = []
@@ -46,5 +46,5 @@ class Slot:
         self.sock, self.fd, self.receive = None, -1, _no_socket
 
 
-def _no_socket(size: int) -> bytes:
-    raise OSError(f"no connection to read {size} bytes from")
+def _no_socket() -> tuple[bytes, float]:
+    raise OSError("no connection to read from")

@@ -73,11 +73,11 @@ class TokenStream:
 
         In a stream whose events end with two line feeds, such an end before a chunk's own line end is the chunk's end.
         """
-        if not part.endswith(CHUNK_OF_EVENTS) or b'"error"' in part or b"[DONE]" in part:
+        if not part.endswith(CHUNK_OF_EVENTS):
             return False
         if self._count:
             if part.count(_KEY) != part.count(b"\n\n"):
-                return False  # an event without a count of its own
+                return False  # an event without a count of its own: an error, the end
             found = _COUNT(part, part.rfind(_KEY))
             if found is None or (count := int(found[1])) <= self._count:
                 return False
@@ -85,7 +85,7 @@ class TokenStream:
             self.times.append(now)
             self.counts.append(count)
             return True
-        if _KEY in part or b"\n:" in part:
+        if _KEY in part or b"\n:" in part or b'"error"' in part or b"[DONE]" in part:
             return False
         events = part.count(b"\n\n")
         if part.count(b"}\n\n") != events:

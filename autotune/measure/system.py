@@ -1,11 +1,26 @@
-"""What the load client needs of the operating system: a poller, files enough, and what its CPU time was."""
+"""What the load client needs of the operating system: a poller, arrival times, files enough, what its CPU time was."""
 
 from __future__ import annotations
 
 import resource
 import select
+import socket
+import struct
+import sys
 import time
+from collections.abc import Callable
 from typing import Any
+
+READ_BYTES = 65536
+SO_TIMESTAMPNS = 35
+"""Of Linux (socket(7)); Python has no name for it."""
+_TIMESPEC = struct.Struct("@ll")
+_BESIDE = socket.CMSG_SPACE(_TIMESPEC.size)
+
+OLDEST_S = 1.0  # no read is later than that: streams are looked at four times a second
+
+Receive = Callable[[], tuple[bytes, float]]
+"""Reads what is there: (bytes, CLOCK_MONOTONIC seconds at which the last of them arrived). Raises OSError."""
 
 
 class _Poll:
@@ -22,6 +37,29 @@ class _Poll:
 def poller() -> Any:
     """epoll where there is one (its event bits for reading and writing are those of poll)."""
     return select.epoll() if hasattr(select, "epoll") else _Poll()
+
+
+def receiver(sock: socket.socket) -> Receive:
+    """How to read a connection with the times of arrival: the kernel's where it gives them (Linux), else the read's.
+
+    A client that is busy, or was put aside by the scheduler, reads late; the kernel's stamp does not know of it.
+    """
+    read, clock = sock.recv, time.monotonic
+    if not sys.platform.startswith("linux"):
+        return lambda: (read(READ_BYTES), clock())
+    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    read_with, wall, unpack = sock.recvmsg, time.time, _TIMESPEC.unpack_from
+
+    def receive() -> tuple[bytes, float]:
+        data, beside, _, _ = read_with(READ_BYTES, _BESIDE)
+        now = clock()
+        if not beside:
+            return data, now  # the end of a connection has no stamp
+        seconds, nanoseconds = unpack(beside[0][2])
+        age = wall() - seconds - nanoseconds * 1e-9
+        return data, now - age if 0.0 < age < OLDEST_S else now  # else the wall clock was set meanwhile
+
+    return receive
 
 
 def raise_file_limit(wanted: int) -> None:

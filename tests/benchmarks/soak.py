@@ -124,16 +124,16 @@ def main() -> int:
     tenth = max(1, len(samples) // 10)
     first, last = samples[min(WARM, len(samples) - 1):tenth + WARM], samples[-tenth:]
     grows = []
+    each = {kind: slope([s[kind] for s in samples[min(WARM, len(samples) - 1):]]) for kind in KINDS}
     print(f"{'':14}{'first ' + str(tenth):>14}{'last ' + str(tenth):>14}{'per launch':>14}")
     for kind in KINDS:
         a, b = (statistics.fmean(s[kind] for s in part) for part in (first, last))
-        each = slope([s[kind] for s in samples[min(WARM, len(samples) - 1):]])
-        print(f"{kind:14}{a:14.2f}{b:14.2f}{each:14.4f}")
+        print(f"{kind:14}{a:14.2f}{b:14.2f}{each[kind]:14.4f}")
         if kind in KINDS[1:4] and b > a + 1:
             grows.append(kind)
-    grown = slope([s["rss_kib"] for s in samples[min(WARM, len(samples) - 1):]])
-    print(f"one who only reads the study grows by {reads:.2f} KiB per launch, the tuner by {grown - reads:+.2f} more")
-    if grown - reads > LEAK_KIB:
+    beyond = each["rss_kib"] - reads
+    print(f"one who only reads the study grows by {reads:.2f} KiB per launch, the tuner by {beyond:+.2f} more")
+    if beyond > LEAK_KIB:
         grows.append("memory beyond the study's records")
     wrong = [*(f"{g} grows" for g in grows), *([f"left: {left}"] if left else []),
              *([f"exit {code}"] if code not in (0, 3) else []),

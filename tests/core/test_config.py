@@ -164,5 +164,41 @@ def test_an_engine_without_a_package_has_no_version_and_the_embedded_one_has_our
 
 
 def test_a_baseline_that_the_engine_refuses_is_said_before_anything_is_launched() -> None:
-    with pytest.raises(UsageError, match="the baseline is forbidden by a rule of engine ddtree: not with this one"):
+    with pytest.raises(UsageError, match="the baseline is forbidden by a rule of engine ddtree .*: not with this one"):
         load(["+space=local", "++engine.rules=[{tree_budget: 0, because: not with this one}]"])
+
+
+def test_rules_of_an_engine_hold_in_the_versions_they_name() -> None:
+    rules = "++engine.rules=[{tree_budget: 4, versions: '<0.5.23', because: came later}]"
+    old = load(["+space=local", rules, "engine.version.use=0.5.16"]).space
+    new = load(["+space=local", rules, "engine.version.use=0.5.23"]).space
+    config = {**old.baseline, "tree_budget": 4}
+    assert (old.forbidden(config), new.forbidden(config)) == ("came later", None)
+    assert old.digest == new.digest  # rules save launches; what was measured stays comparable
+
+
+def test_a_rule_on_a_parameter_that_the_space_lacks_follows_the_default_of_the_engine() -> None:
+    given = ["+space=local", "++engine.rules=[{unnamed: x, tree_budget: 4, because: not with x}]"]
+    x, y = (load([*given, f"++engine.params.unnamed={{choices: {{x: {{}}, y: {{}}}}, default: {default}}}"]).space
+            for default in "xy")
+    config = {**x.baseline, "tree_budget": 4}
+    assert (x.forbidden(config), y.forbidden(config)) == ("not with x", None)
+    with pytest.raises(UsageError, match="baseline is forbidden by a rule of engine ddtree .*: never"):
+        load([*given, "++engine.rules=[{unnamed: x, because: never}]",
+              "++engine.params.unnamed={choices: {x: {}}, default: x}"])
+
+
+@pytest.mark.parametrize("version", ["banana", "''"])
+def test_a_version_that_cannot_be_compared_is_refused(version: str) -> None:
+    with pytest.raises(UsageError, match="version.use must be a version such as"):
+        load(["+space=local", f"engine.version.use={version}"])
+    with pytest.raises(UsageError, match="is not a version range"):
+        load(["+space=local", "++engine.rules=[{tree_budget: 4, versions: new, because: x}]"])
+
+
+def test_a_version_that_is_given_does_not_hide_that_the_engine_is_missing() -> None:
+    from autotune import preflight
+
+    report = preflight.check(load(["+space=h200", "engine.version.use=0.5.23"]))
+    assert report.version == "0.5.23"
+    assert any(problem.startswith("sglang is not installed in this Python") for problem in report.problems)

@@ -29,7 +29,6 @@ def test_the_files_of_the_guide_are_an_engine_and_a_space_that_check_accepts(tmp
         status = main(["check", "--spaces", str(tmp_path / "mine"), *given, f"outputs={tmp_path}", "device=cpu"])
     assert status == 0, said.getvalue()
     assert "--tensor-parallel 1 --max-batch 32 --no-prefix-cache" in said.getvalue()
-    loaded = load(given, [str(tmp_path / "mine")])
-    space_with_rules = loaded.space.with_rules(loaded.engine.rules_for(loaded.space, "2.0"))
-    refused = space_with_rules.forbidden({**loaded.space.baseline, "tp": 2, "prefix_cache": True})
+    loaded = load([*given, "engine.version.use=2.0"], [str(tmp_path / "mine")])
+    refused = loaded.space.forbidden({**loaded.space.baseline, "tp": 2, "prefix_cache": True})
     assert refused is not None and "acme-server refuses" in refused

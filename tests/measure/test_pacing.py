@@ -84,7 +84,7 @@ def test_answers_that_end_in_pauses_end_all_pauses() -> None:
     slot.stream.feed(b'data: {"usage": {"completion_tokens": 9}, "choices": [{"text": "b"}]}\n\n', 1.08)
     assert pacing.pause_s(slot, 1.08) == pytest.approx(LONGEST_S)
     for _ in range(9):
-        pacing.saw_end()
+        pacing.saw_end(slot.stream)
         pacing.missed_end()
     assert not pacing.enabled and pacing.pause_s(slot, 1.08) == 0.0
 
@@ -97,4 +97,29 @@ def test_a_stream_is_looked_at_ever_sooner_as_its_end_comes_near() -> None:
         slot.stream.feed(b'data: {"usage": {"completion_tokens": %d}, "choices": [{"text": "a"}]}\n\n' % count,
                          count / 100)
         pauses.append(pacing.pause_s(slot, count / 100))
-    assert pauses == pytest.approx([0.0, LONGEST_S, 0.09, 0.048, 0.0], abs=0.002)
+    assert pauses == pytest.approx([0.0, 0.35, 0.105, 0.056, 0.0], abs=0.002)
+
+
+def test_a_stream_that_begins_is_believed_to_be_as_fast_as_those_that_ended() -> None:
+    pacing, ended, begun = Pacing(), Slot(watched=False), Slot(watched=False)
+    begun.reply = Reply(1, 21, 0.0, 0.0)
+    for count, at in ((1, 1.0), (11, 1.1)):  # 10 ms a token
+        ended.stream.feed(b'data: {"usage": {"completion_tokens": %d}, "choices": [{"text": "a"}]}\n\n' % count, at)
+    begun.stream.feed(b'data: {"usage": {"completion_tokens": 1}, "choices": [{"text": "b"}]}\n\n', 2.0)
+    assert pacing.pause_s(begun, 2.0) == 0.0
+    pacing.saw_end(ended.stream)
+    assert pacing.pause_s(begun, 2.01) == pytest.approx(0.7 * 20 * 0.01 - 0.01)
+
+
+def test_tokens_found_at_a_look_are_spread_over_the_time_since_the_last() -> None:
+    """Else a window would gain or lose what a look beside its edge found."""
+    def made(watched: bool) -> Reply:
+        reply = Reply(0, 9, 0.0, 0.0, watched=watched)
+        reply.times.extend((1.0, 2.0, 3.0))
+        reply.counts.extend((1, 5, 9))
+        reply.completion_tokens = 9
+        return reply
+
+    edges = [0.0, 1.6, 2.6, 4.0]
+    assert latency.tokens_between(latency.token_arrivals([made(True)]), edges) == [1, 4, 4]
+    assert latency.tokens_between(latency.token_arrivals([made(False)]), edges) == [3, 4, 2]

@@ -25,7 +25,7 @@ def settings(space: str, *overrides: str) -> Settings:
 def ruled(loaded: Settings, version: str) -> Space:
     """The space as written, with the rules that its engine has in a version."""
     bare = Space.parse(loaded.composed["space"], loaded.space.name)
-    return bare.with_rules(loaded.engine.rules_for(bare, version))
+    return bare.with_rules(loaded.engine.rules_for(bare, version), loaded.engine.name)
 
 
 def small(engine: EngineSpec, version: str, **choices: Value) -> tuple[Space, Command]:

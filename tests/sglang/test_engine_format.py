@@ -45,7 +45,7 @@ RULES = {"wide": {"spec": "tree", "width": [4, 8], "because": "too wide"},
 def test_a_rule_on_a_parameter_the_space_lacks_is_decided_by_its_default() -> None:
     widths = space({"width": {"choices": [2, 4]}}, {"width": 2})
     (rule,) = engine(params=TREE, rules=RULES).rules_for(widths, "2.0")
-    assert (rule.when, rule.because) == ({"width": (4, 8)}, "too wide")
+    assert (rule.when, rule.because) == ({"width": (4,)}, "too wide")  # 8 is no choice there
     chain = {**TREE, "spec": {**TREE["spec"], "default": "chain"}}
     assert engine(params=chain, rules=RULES).rules_for(widths, "2.0") == ()
 
