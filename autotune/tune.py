@@ -314,10 +314,9 @@ class Tuner:
                 self.heard.add(record.number)
             elif (record.state == "RUNNING" and record.attrs.get("owner") != self.study.owner and record.config
                     and not record.attrs.get("confirm")):
-                server = self.study.space.split(record.config)[0]
+                server, load = self.study.space.split(record.config)
                 running.add(config_key(server))
-                if config_key(server) not in self.elsewhere:
-                    self.strategy.pending(server)
+                self.strategy.pending(server, load)
         for key in self.elsewhere - running:
             self.strategy.done(json.loads(key))
         self.elsewhere = running

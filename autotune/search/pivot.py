@@ -74,10 +74,11 @@ class _Found:
     under_load: bool = False
 
 
-def review(grid: Grid, outlook: Outlook, crashes: CrashModel, least: float) -> tuple[Floats, list[Region]]:
+def review(grid: Grid, outlook: Outlook, crashes: CrashModel, least: float,
+           elsewhere: int = 0) -> tuple[Floats, list[Region]]:
     """(n,) what each launch is worth by itself, 0 where it is not to be made, and the regions.
 
-    least: the expected gain that makes a launch worth it.
+    least: the expected gain that makes a launch worth it; elsewhere: launches that are pending.
     """
     worth = outlook.expected.copy()
     suspects: list[tuple[When, float]] = [
@@ -94,7 +95,7 @@ def review(grid: Grid, outlook: Outlook, crashes: CrashModel, least: float) -> t
             top = _top(outlook, some.inside)
             worth[some.inside & (outlook.chance < ISOLATING * top)] = 0.0
             hopeful = some.inside & (worth > 0)
-            worth[hopeful] = np.maximum(worth, PLAUSIBLE * outlook.chance * outlook.upper)[hopeful]
+            worth[hopeful] = np.maximum(worth, _spared(elsewhere) * outlook.chance * outlook.upper)[hopeful]
     free = np.logical_and.reduce([~some.inside for some in found], initial=True) & (worth > 0)
     nothing_else = not (worth[free] >= least).any()
     regions = []
@@ -106,6 +107,16 @@ def review(grid: Grid, outlook: Outlook, crashes: CrashModel, least: float) -> t
         if region.why is not None:
             worth[region.inside] = 0.0
     return worth, regions
+
+
+def _spared(elsewhere: int) -> float:
+    """What a plausible gain counts for beside an expected one.
+
+    The more launches run side by side, the better one of them can be spared for what is less likely, and the more
+    time is lost when a region opens last: what comes after takes turns that no number of workers shortens. As the
+    chance of at least one hit in so many, each of `PLAUSIBLE`.
+    """
+    return PLAUSIBLE if not elsewhere else 1 - (1 - PLAUSIBLE) ** (elsewhere + 1)
 
 
 def _judge(grid: Grid, outlook: Outlook, crashes: CrashModel, worth: Floats, found: _Found, least: float,

@@ -73,6 +73,15 @@ class Plain:
         again = None if first else self._again()
         if first or again is not None:
             self.study.enqueue_trial(dict(again or self.space.baseline))
+        with contextlib.ExitStack() as told:
+            return self._choose(again, first, told)
+
+    def _choose(self, again: Config | None, first: bool, told: contextlib.ExitStack) -> Launch | Stop:
+        """A proposal that runs nowhere else. Those that do are told to be gone when `told` is closed.
+
+        Until then they count as running, so that a sampler which keeps away from what runs (TPE) does not name them on
+        and on. A grid names nothing twice.
+        """
         for _ in range(TRIES):
             if again is None and self._exhausted():
                 return Stop(StopKind.EXHAUSTED, f"what is left of the grid ({len(self._aside)}) waits for launches "
@@ -84,9 +93,11 @@ class Plain:
             elif self.name == "grid" and key in self._tried:
                 self._prune(asked.trial, None)
             elif config_key(asked.server) in self._busy:
-                self._prune(asked.trial, None)
                 if self.name == "grid":  # it never names a cell twice
+                    self._prune(asked.trial, None)
                     self._aside.append({**asked.server, **asked.load})
+                else:
+                    told.callback(self._prune, asked.trial, None)
             else:
                 self._asked[config_key(asked.server)] = asked
                 self._unmeasured.add(config_key(asked.server))
@@ -132,7 +143,7 @@ class Plain:
         with _last_of_a_grid():
             self.study.tell(asked.trial, observation.outcome.value)
 
-    def pending(self, server: Config) -> None:
+    def pending(self, server: Config, load: Config | None = None) -> None:
         self._busy.add(config_key(server))
 
     def done(self, server: Config) -> None:

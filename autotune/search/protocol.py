@@ -169,8 +169,11 @@ class Strategy(Protocol):
     def tell(self, observation: Observation) -> None:
         """Take in one outcome."""
 
-    def pending(self, server: Config) -> None:
-        """A launch of `server` runs elsewhere: neither a success nor a failure, and not proposed again."""
+    def pending(self, server: Config, load: Config | None = None) -> None:
+        """A launch of `server` runs elsewhere: neither a success nor a failure, and not proposed again.
+
+        `load`: the load part that it is or will be measured under, where known.
+        """
 
     def done(self, server: Config) -> None:
         """That launch has ended (its observations, if any, were told before)."""

@@ -42,6 +42,7 @@ CHECK_CHANCE = 0.6  # the least chance that one comes up
 DOUBT = (0.1, 0.5, 0.3)  # the sceptic's least sd of effects, share of pairs, share under a load
 RENEWED = 0.02  # growth of a large memory upon which strengths of effects are weighed anew
 BETTER = 0.005  # gain (in logs) that counts as an improvement
+LIKELY = 0.5  # chance from which the best so far is taken to stay it once pending launches have told
 
 
 class LaunchAware:
@@ -58,6 +59,7 @@ class LaunchAware:
         self._prior = Prior(self.grid, self.past)
         self._value = ValueModel(self.grid, self._prior)
         self._busy: set[Key] = set()
+        self._asked: dict[Key, int] = {}  # the load part that a pending server is measured under next, where known
         self._fresh: dict[Key, int | None] = {}  # launched and not measured yet: the load part it was launched for
         self._bar = 0.0
         self._closed: dict[str, Region] = {}
@@ -76,11 +78,16 @@ class LaunchAware:
         self.memory.add(observation)
         self._fresh.pop(self.memory.key(observation.server), None)
 
-    def pending(self, server: Config) -> None:
-        self._busy.add(self.memory.key(server))
+    def pending(self, server: Config, load: Config | None = None) -> None:
+        key = self.memory.key(server)
+        self._busy.add(key)
+        if load is not None:
+            self._asked[key] = self.grid.load_index(load)
 
     def done(self, server: Config) -> None:
-        self._busy.discard(self.memory.key(server))
+        key = self.memory.key(server)
+        self._busy.discard(key)
+        self._asked.pop(key, None)
 
     def best(self) -> Best | None:
         self._learn()
@@ -118,20 +125,27 @@ class LaunchAware:
 
     def next_load(self, server: Config) -> Config | None:
         """The first call after `propose` always names a load part."""
-        self._learn()
         key = self.memory.key(server)
+        load = self._next_load(key)
+        if load is None:
+            return None
+        self._asked[key] = load
+        return self.grid.load(load)
+
+    def _next_load(self, key: Key) -> int | None:
+        self._learn()
         row = _row(key)[None]
         fresh = key in self._fresh
-        if not self.memory.count:
-            return self.grid.load(self._usual_load(row))
         planned = self._fresh.get(key)
+        if planned is None and not self.memory.count:
+            return self._usual_load(row)
         if planned is None and fresh:
             planned = self._compared(key)
         if planned is not None:
-            return self.grid.load(planned)
-        outlook = self._look(row, self._beliefs, set())
-        if not fresh and self._best is not None and self._best[0] == key and self.memory.vague(key, self._best[1]):
-            return self.grid.load(self._best[1])  # a new leader is measured again: luck makes leaders
+            return planned
+        outlook = self._look(row, self._expecting(), set())
+        if not fresh and self._best is not None and self._leads(*self._best, key):
+            return self._best[1]  # a new leader is measured again: luck makes leaders
         gains, again = outlook.gains[0], np.zeros(len(self.grid.load_rows))
         if self._beliefs:
             gains = gains if fresh else np.maximum(gains, self._sceptic(row).gains[0])
@@ -140,7 +154,13 @@ class LaunchAware:
                           self._usual_load(row))
         if index is None and self._beliefs:
             index = unfamiliar(self.memory, self._crashes, self._beliefs[0][1], key)
-        return None if index is None else self.grid.load(index)
+        return index
+
+    def _leads(self, best: Key, load: int, value: float, key: Key) -> bool:
+        """Whether a server has the best so far, not surely yet, and is likelier to keep it than to lose it."""
+        if best != key or not self.memory.vague(key, load):
+            return False
+        return not self._busy or elsewhere.stays(value, self._beliefs[0][1], *self._pending()) >= LIKELY
 
     def _compared(self, key: Key) -> int | None:
         """The baseline's own load part, for its server, while nothing is known of it: everything is compared there."""
@@ -166,14 +186,12 @@ class LaunchAware:
 
     def _search(self) -> Launch | Stop:
         self._learn(True)
-        beliefs = self._expecting() if self._busy else self._beliefs
-        outlook = self._look(self._candidates(), beliefs, self._busy)
-        worth, regions = review(self.grid, outlook, self._crashes, self.limits.gain)
-        new = self._crashes.new(outlook.rows)
+        crashes = elsewhere.hoped(self._crashes, self.memory.key(self.space.split(self.space.baseline)[0]), self._busy)
+        outlook = self._look(self._candidates(), self._expecting(True), self._busy, crashes)
+        worth, regions = review(self.grid, outlook, crashes, self.limits.gain, len(self._busy))
+        new = crashes.new(outlook.rows)
         if self._busy:
-            baseline = self.memory.key(self.space.split(self.space.baseline)[0])
-            new, worth = elsewhere.apart(self._crashes, outlook.rows, worth, sorted(self._busy), baseline,
-                                         self.limits.gain)
+            worth = elsewhere.apart(crashes, outlook.rows, worth, sorted(self._busy), self.limits.gain)
         fewest = int(new[worth >= self.limits.gain].min(initial=self.grid.width))
         worth[new > max(NEW, fewest)] = 0.0
         self._decide(outlook, regions)
@@ -187,22 +205,52 @@ class LaunchAware:
         pick = int(np.argmax(worth / outlook.cost_s))
         self._bar = float(worth[pick] / outlook.cost_s[pick])
         key = tuple(outlook.rows[pick].tolist())
-        self._fresh[key] = int(np.argmax(outlook.gains[pick]))
+        self._fresh[key] = int(np.argmax(self._planned(outlook, pick)))
         server = self.memory.servers.get(key)
         reason = (f"a check before the end: if effects are less regular than they look, it may gain "
                   f"{float(outlook.gain[pick]):.1%}" if doubts else self._reason(outlook, regions, pick))
         return Launch(self.grid.server(outlook.rows[pick]), reason, float(outlook.gain[pick]),
                       float(outlook.chance[pick]), "measure" if server else None)
 
-    def _expecting(self) -> list[Belief]:
-        """The beliefs of one who knows which launches are pending, and has no news of them yet."""
-        if not self._beliefs:
-            return []
+    def _expecting(self, whole: bool = False) -> list[Belief]:
+        """The beliefs of one who knows which launches are pending, and has no news of them yet.
+
+        Before anything was measured they are the prior's, if anything is pending: none otherwise. whole: as if the
+        pending launches were then measured under every load part, so that servers are told apart and not loads.
+        """
+        if not self._busy:
+            return self._beliefs
         rows = np.array(sorted(self._busy), dtype=np.int16)
-        loads = [self._usual_load(row[None]) if (planned := self._fresh.get(tuple(row.tolist()))) is None else planned
+        loads = [self._usual_load(row[None]) if (load := self._asked.get(tuple(row.tolist()))) is None else load
                  for row in rows]
-        data = elsewhere.expected(self.memory.measurements(), self._beliefs[0][1], rows, loads)
-        return [(weight, self._value.fit(data, strengths)) for weight, strengths in self._strengths]
+        strengths = self._strengths
+        if self._beliefs:
+            data = elsewhere.expected(self.memory.measurements(), self._beliefs[0][1], rows, loads)
+        else:
+            strengths, every = self._value.usual_strengths(), len(self.grid.load_rows)
+            if whole:
+                rows, loads = np.repeat(rows, every, axis=0), list(range(every)) * len(rows)
+            data = elsewhere.foreseen(self._prior, rows, loads)
+        return [(weight, self._value.fit(data, some)) for weight, some in strengths]
+
+    def _pending(self) -> tuple[Codes, Floats]:
+        """(n, P) server parts of pending launches, and (n, L) the chance that each comes up and survives a load."""
+        rows = np.array(sorted(self._busy), dtype=np.int16)
+        serving = self._crashes.chance_serving(rows) * self.grid.allowed(rows)
+        return rows, self._crashes.chance(rows)[:, None] * serving
+
+    def _planned(self, outlook: Outlook, pick: int) -> Floats:
+        """(L,) gains by which the first load part of a launch is chosen: blind, others than those of pending ones."""
+        if self._busy and not self._beliefs:
+            outlook, pick = self._look(outlook.rows[[pick]], self._expecting(), self._busy), 0
+        gains: Floats = outlook.gains[pick]
+        return gains
+
+    def _mark(self, beliefs: Sequence[Belief]) -> float | None:
+        """Log objective above which anything is a gain; None while nothing feasible was measured, nor is pending."""
+        if self._best is None or not self._busy:
+            return self._best[2] if self._best else beliefs[0][1].level if beliefs and not self._beliefs else None
+        return elsewhere.standing(self._best[2], self._beliefs[0][1], *self._pending())
 
     def _doubts(self, outlook: Outlook, regions: Sequence[Region]) -> tuple[Outlook, Floats] | None:
         """What a sceptic would still launch who takes effects and interactions to be large; None: nothing.
@@ -275,10 +323,10 @@ class LaunchAware:
         leaders = sorted(best, key=lambda k: -best[k])[:CENTRES]
         return leaders or [self.memory.key(self.space.split(self.space.baseline)[0])]
 
-    def _look(self, rows: Codes, beliefs: Sequence[Belief], busy: set[Key]) -> Outlook:
-        best = self._best[2] if self._best else None
+    def _look(self, rows: Codes, beliefs: Sequence[Belief], busy: set[Key],
+              crashes: CrashModel | None = None) -> Outlook:
         past = None if self.past is None else (self.past, self._trust_in_crashes())
-        return look(self.grid, self.memory, beliefs, self._crashes, rows, best, busy, past)
+        return look(self.grid, self.memory, beliefs, crashes or self._crashes, rows, self._mark(beliefs), busy, past)
 
     def _trust_in_crashes(self) -> float:
         if self.past is None:

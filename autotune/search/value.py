@@ -125,10 +125,14 @@ class ValueModel:
             best = k[[int(np.argmax(weights))]]
             told = [float(_evidence(best, self._rest(data, trust))[0]) for trust in TRUST]
             self.prior.trust = TRUST[int(np.argmax(told))]
-        kept = sorted(((w, o) for w, o in zip(weights.tolist(), options, strict=True) if w > LEAST_WEIGHT),
-                      reverse=True)[:CANDIDATES]
-        total = sum(w for w, _ in kept)
-        return [(w / total, (variance, option)) for w, option in kept]
+        return _kept(weights, options, variance)
+
+    def usual_strengths(self) -> list[tuple[float, Strengths]]:
+        """The same before anything is measured."""
+        strengths, weights = np.array(STRENGTHS).T
+        variance = np.full(self.grid.width, float((weights * strengths ** 2).sum()))
+        options = list(itertools.product((a for a, _ in PAIRS), UNDER_LOAD))
+        return _kept(np.array([w for _, w in PAIRS for _ in UNDER_LOAD]) / len(UNDER_LOAD), options, variance)
 
     def kernel(self, a: Codes, b: Codes, strengths: Strengths) -> tuple[Floats, Floats]:
         """The kernel as (part free of the load, part that multiplies the likeness of loads), each (len(a), len(b))."""
@@ -218,6 +222,14 @@ class Posterior:
         out[self.rows[:, column]] = 0.0
         out[scale != 1] = 0.0
         return out * (not param.numeric)
+
+
+def _kept(weights: Floats, options: list[tuple[float, float]], variance: Floats) -> list[tuple[float, Strengths]]:
+    """The likeliest shares of interactions, with weights that add up to 1."""
+    kept = sorted(((w, o) for w, o in zip(weights.tolist(), options, strict=True) if w > LEAST_WEIGHT),
+                  reverse=True)[:CANDIDATES]
+    total = sum(w for w, _ in kept)
+    return [(w / total, (variance, option)) for w, option in kept]
 
 
 def _sum(terms: list[Floats], like: Floats) -> Floats:

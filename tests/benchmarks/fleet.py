@@ -3,9 +3,10 @@
     python tests/benchmarks/fleet.py TABLE.yaml... [--strategies launch_aware,tpe] [--workers 1,4,16,64] [--seeds 5]
 
 `hours` is the median over all seeds until the reported configuration got to 98 % of the true optimum and stayed there
-(a seed that never did counts with all its hours); `of one` is its share of the hours of one worker, `efficiency` the
-speed-up per worker, `rounds` how many launches take that long. Regret is 1 less the share of the optimum that would be
-reported after so many hours (mean over seeds).
+(a seed that never did counts with all its hours), `mean` their mean; `of one` is the share of the hours (the median) of
+one worker, `floor` the least that it could be: the time of one launch and one measurement, for one who knew the optimum
+and launched it first. `efficiency` is the speed-up per worker, `rounds` how many launches take that long. Regret is 1
+less the share of the optimum that would be reported after so many hours (mean over seeds).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Row:
 
     reached: int
     hours: float
+    mean: float
     launches: float
     crashed: float
     twice: int
@@ -54,7 +56,8 @@ def measure(table: Table, strategy: str, workers: int, seeds: int, hours: float)
     fleets = [Fleet(table, make(strategy, table, seed), seed, workers) for seed in range(seeds)]
     runs = [fleet.run(hours) for fleet in fleets]
     steps = [run.reached(SHARE) for run in runs]
-    return Row(sum(step is not None for step in steps), statistics.median(s.hours if s else hours for s in steps),
+    used = [step.hours if step else hours for step in steps]
+    return Row(sum(step is not None for step in steps), statistics.median(used), statistics.mean(used),
                statistics.mean(r.launches for r in runs), statistics.mean(r.crashed for r in runs),
                sum(fleet.twice for fleet in fleets),
                tuple(statistics.mean(regret(run, at) for run in runs) for at in AT_H))
@@ -69,8 +72,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--hours", type=float, default=8.0, help="of the clock, simulated")
     args = parser.parse_args()
-    print(f"{'table':16} {'strategy':12} {'workers':>7} {'reached':>8} {'hours':>6} {'of one':>6} {'efficiency':>10} "
-          f"{'rounds':>6} {'launches':>8} {'crashed':>7}  regret after " + " ".join(f"{h:g} h" for h in AT_H))
+    print(f"{'table':16} {'strategy':12} {'workers':>7} {'reached':>8} {'hours':>6} {'mean':>6} {'of one':>6} "
+          f"{'floor':>6} {'efficiency':>10} {'rounds':>6} "
+          f"{'launches':>8} {'crashed':>7}  regret after " + " ".join(f"{h:g} h" for h in AT_H))
     for path in args.tables:
         table = Table.load(path)
         round_h = (float(table.spec["launch_s"]) + float(table.spec["measure_s"])) / 3600
@@ -78,13 +82,14 @@ def main() -> int:
             one: float | None = None
             for workers in map(int, args.workers.split(",")):
                 row = measure(table, strategy, workers, args.seeds, args.hours)
-                one = row.hours * workers if one is None else one
+                one = row.hours if workers == 1 else one
                 assert row.twice == 0, "a server part was launched while it ran elsewhere"
                 reached = f"{row.reached}/{args.seeds}"
-                print(f"{table.name:16} {strategy:12} {workers:7} {reached:>8} {row.hours:6.2f} "
-                      f"{row.hours / one:6.0%} {one / row.hours / workers:10.0%} {row.hours / round_h:6.1f} "
-                      f"{row.launches:8.1f} {row.crashed:7.1f}  " + " ".join(f"{r:.3f}" for r in row.regret),
-                      flush=True)
+                of_one = f"{'-':>6} {'-':>6} {'-':>10}" if one is None else (
+                    f"{row.hours / one:6.1%} {round_h / one:6.1%} {one / row.hours / workers:10.0%}")
+                print(f"{table.name:16} {strategy:12} {workers:7} {reached:>8} {row.hours:6.3f} {row.mean:6.3f} "
+                      f"{of_one} {row.hours / round_h:6.1f} {row.launches:8.1f} {row.crashed:7.1f}  "
+                      + " ".join(f"{r:.3f}" for r in row.regret), flush=True)
     return 0
 
 

@@ -275,6 +275,20 @@ def test_what_runs_elsewhere_is_waited_for_before_the_search_ends(tmp_path: path
     assert made.study.records()[-1].launch_id == 8  # numbers go on from what others use
 
 
+def test_a_worker_hears_under_which_load_part_others_measure(tmp_path: pathlib.Path) -> None:
+    made = tuner(make_settings(tmp_path), [{}])
+    other = open_other(made)
+    server = {**made.study.space.split(made.study.space.baseline)[0], "flags": "b"}
+    heard: list[tuple[Any, Any]] = []
+    setattr(made.strategy, "pending", lambda *what: heard.append(what))  # noqa: B010 -- a method of a protocol
+    first = other.ask({**server, "concurrency": 1}, launch=7)
+    made._hear()
+    other.fail(first, "its next one")
+    other.ask({**server, "concurrency": 4}, launch=7)
+    made._hear()
+    assert heard == [(server, {"concurrency": 1}), (server, {"concurrency": 4})]
+
+
 def open_other(made: Any) -> Study:
     """A second worker's view of a tuner's study."""
     study = Study.open(sqlite_url(made.folder), "t", made.study.space, {"space_digest": made.study.space.digest})

@@ -261,7 +261,7 @@ class Apart:
             self.inner.servers = whole
         return step
 
-    def pending(self, server: Config) -> None:
+    def pending(self, server: Config, load: Config | None = None) -> None:
         self.busy.append(server)
 
     def done(self, server: Config) -> None:

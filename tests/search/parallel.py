@@ -39,10 +39,10 @@ class Fleet:
         self._count = 0
         self._shares: dict[str, float] = {}
 
-    def run(self, hours: float) -> Run:
-        """Until the strategy stops and nobody is busy, or `hours` of the clock are used."""
+    def run(self, hours: float, launches: int = 1000) -> Run:
+        """Until the strategy stops and nobody is busy, or `hours` of the clock or `launches` launches are used."""
         now, stop = 0.0, None
-        while now < hours * 3600:
+        while now < hours * 3600 and self.launches < launches:
             for number, worker in enumerate(self.workers):
                 if worker.server is None:
                     step = self.strategy.propose()

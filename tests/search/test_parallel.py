@@ -21,6 +21,11 @@ SPACE = Space.parse({
                "concurrency": {"choices": [1, 64], "load": True}},
     "baseline": {"a": "x", "b": False, "c": 1, "concurrency": 1}}, "s")
 BASE = SPACE.split(SPACE.baseline)[0]
+LOADS = Space.parse({
+    "name": "s", "engine": "e",
+    "params": {"a": {"choices": ["x", "y", "z"]}, "b": {"choices": [False, True]}, "c": {"choices": ["p", "q"]},
+               "concurrency": {"choices": [1, 8, 32, 64, 128], "load": True}},
+    "baseline": {"a": "x", "b": False, "c": "p", "concurrency": 8}}, "s")
 CRASH = Crash("b_unsupported", Stage.NCCL_INIT, Blame.ENVIRONMENT, "v1-b", "b is not supported here")
 
 
@@ -42,6 +47,96 @@ def test_while_the_baseline_is_pending_others_try_one_change_each_and_not_the_sa
     assert first == BASE
     tried = [next(iter(differences(server))) + str(server[next(iter(differences(server)))]) for server in others]
     assert all(len(differences(server)) == 1 for server in others) and len(set(tried)) == 3
+
+
+def test_four_who_ask_at_the_start_get_the_baseline_and_three_parameters_the_modes_before_the_numbers() -> None:
+    space = Space.parse({
+        "name": "s", "engine": "e",
+        "params": {"n": {"choices": [1, 2, 4, 8]}, "a": {"choices": ["x", "y", "z"]}, "b": {"choices": [False, True]},
+                   "m": {"choices": [1, 2, 4, 8]}, "c": {"choices": ["p", "q"]},
+                   "concurrency": {"choices": [1, 8, 64], "load": True}},
+        "baseline": {"n": 1, "a": "x", "b": False, "m": 1, "c": "p", "concurrency": 8}}, "s")
+    base = space.split(space.baseline)[0]
+    strategy = LaunchAware(space, Limits())
+    first, *others = [propose(strategy) for _ in range(4)]
+    assert first == base
+    changed = [[name for name in base if server[name] != base[name]] for server in others]
+    assert sorted(changed) == [["a"], ["b"], ["c"]]
+
+
+def test_what_the_space_believes_decides_what_is_launched_beside_the_baseline() -> None:
+    believed = dataclasses.replace(SPACE, belief={"a": {"z": (1.3, 1.6)}, "b": {True: (0.5, 0.7)}})
+    strategy = LaunchAware(believed, Limits())
+    assert propose(strategy) == BASE
+    assert propose(strategy) == {**BASE, "a": "z"}
+    assert all(not propose(strategy)["b"] for _ in range(3))
+
+
+def test_launches_at_the_start_are_measured_under_different_loads_and_the_baseline_under_its_own() -> None:
+    strategy = LaunchAware(LOADS, Limits())
+    keys = [strategy.memory.key(propose(strategy)) for _ in range(4)]
+    loads = [strategy.grid.load(strategy._asked[key])["concurrency"] for key in keys]
+    assert loads[0] == 8 and len(set(loads)) == 4
+
+
+def test_what_is_measured_elsewhere_now_promises_less_here_under_that_load_part_above_all() -> None:
+    strategy, base = LaunchAware(LOADS, Limits()), LOADS.split(LOADS.baseline)[0]
+    strategy.tell(Observation(base, {"concurrency": 8}, Measured(1.0, relative_noise=0.01), 330, 300, 0))
+    strategy._learn()
+    row = strategy.grid.server_row(base)[None]
+    before = strategy._look(row, strategy._expecting(), set()).gains[0]
+    strategy.pending({**base, "b": True}, {"concurrency": 128})
+    left = strategy._look(row, strategy._expecting(), set()).gains[0] / np.where(before > 0, before, 1.0)
+    assert int(np.argmax(before)) == 4 and left[4] < 0.8 and left[4] < left[0]
+    strategy.done({**base, "b": True})
+    assert (strategy._look(row, strategy._expecting(), set()).gains[0] == before).all()
+
+
+def test_what_pending_launches_are_expected_to_reach_is_no_gain_of_others() -> None:
+    gains = []
+    for running in (None, {**BASE, "a": "y"}):
+        strategy = LaunchAware(SPACE, Limits())
+        for server, value in ((BASE, 1.0), ({**BASE, "a": "y", "c": 2}, 1.2), ({**BASE, "c": 2}, 0.8)):
+            strategy.tell(Observation(server, {"concurrency": 1}, Measured(value, relative_noise=0.01), 330, 300))
+        if running is not None:
+            strategy.pending(running, {"concurrency": 1})
+        strategy._learn(True)
+        mark = strategy._mark(strategy._expecting())
+        assert mark is not None
+        gains.append(mark)
+    assert gains[1] > gains[0]
+
+
+def test_a_pending_baseline_is_hoped_to_come_up_and_a_crash_beside_it_is_not_blamed_on_it() -> None:
+    strategy = LaunchAware(SPACE, Limits())
+    assert propose(strategy) == BASE
+    other = propose(strategy)
+    name = next(iter(differences(other)))
+    crash = dataclasses.replace(CRASH, category="died", blame=Blame.CONFIG, signature="v1-d", excerpt="it died")
+    strategy.tell(Observation(other, None, crash, 20, 20, 0))
+    strategy.done(other)
+    for _ in range(2):
+        step = strategy.propose()
+        assert isinstance(step, Launch) and step.server[name] != other[name]
+        assert len(differences(step.server)) == 1 and "isolates" not in step.reason
+        strategy.pending(step.server)
+    assert not strategy.memory.passes and not len(strategy._crashes.passed)
+
+
+def test_a_leader_is_measured_again_only_if_it_is_likely_to_stay_it() -> None:
+    alone, beside = LaunchAware(SPACE, Limits()), LaunchAware(SPACE, Limits())
+    for strategy in (alone, beside):
+        strategy.tell(Observation(BASE, {"concurrency": 1}, Measured(1.0, relative_noise=0.02), 330, 300, 0))
+    for server in ({**BASE, "a": "y"}, {**BASE, "a": "z"}, {**BASE, "b": True}, {**BASE, "c": 4}):
+        beside.pending(server, {"concurrency": 1})
+    assert alone.next_load(BASE) == {"concurrency": 1} and beside.next_load(BASE) == {"concurrency": 64}
+
+
+def test_more_workers_make_the_less_likely_launches_earlier() -> None:
+    from autotune.search import pivot
+
+    shares = [pivot._spared(n) for n in (0, 1, 3, 63)]
+    assert shares[0] == pivot.PLAUSIBLE and shares == sorted(set(shares)) and shares[-1] <= 1
 
 
 def test_a_pending_launch_says_nothing_about_chances() -> None:
