@@ -92,8 +92,11 @@ class LiveServer:
 
     @property
     def resolved_key(self) -> str | None:
-        """Identity of what the server says it resolved; None when it does not say."""
-        return digest(json.dumps(self.resolved, sort_keys=True, default=str)) if self.resolved else None
+        """Identity of what the server says it resolved and of its environment, of which it says nothing.
+
+        None when it does not say anything.
+        """
+        return digest(json.dumps([self.resolved, self.env], sort_keys=True, default=str)) if self.resolved else None
 
     @property
     def neighbours(self) -> int | None:

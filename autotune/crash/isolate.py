@@ -62,8 +62,10 @@ class Isolation:
         if not self.differing:
             raise UsageError("failure isolation needs a crashing and a working configuration that differ")
         self.seen: list[tuple[frozenset[str], bool]] = [(self._guilty(crashing), False), (self._guilty(working), True)]
+        pair = {config_key(self.crashing), config_key(self.working)}
         for key, passed in (known or {}).items():
-            self.seen.append((self._guilty(json.loads(key)), passed))
+            if key not in pair:
+                self.seen.append((self._guilty(json.loads(key)), passed))
         self.launches = 0
         self.undecided: set[str] = set()
         self.result: Isolated | None = None

@@ -206,11 +206,13 @@ def text(value: Any) -> str:
 def matches(specifier: str, version: str | None) -> bool:
     """Whether a version fulfils a PEP 440 specifier; an unknown version fulfils only "" and the newest range.
 
-    Raises UsageError for what is no specifier. A version that is not of PEP 440 (a fork's own scheme) is unknown.
+    What is built on the way to a release (0.5.23.dev12, 0.5.23rc1) counts as the release. A version that is not of
+    PEP 440 (a fork's own scheme) is unknown. Raises UsageError for what is no specifier.
     """
     if not specifier:
         return True
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.version import Version
 
     try:
         wanted = SpecifierSet(specifier)
@@ -218,7 +220,7 @@ def matches(specifier: str, version: str | None) -> bool:
         raise UsageError(f"versions: {specifier!r} is not a version range such as '>=0.5.16,<0.5.23'") from error
     if version is None or not is_version(version):
         return not specifier.lstrip().startswith("<")
-    return wanted.contains(version, prereleases=True)
+    return wanted.contains(Version(version).base_version)
 
 
 def is_version(version: str) -> bool:

@@ -17,7 +17,8 @@ SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("@ll")
 _BESIDE = socket.CMSG_SPACE(_TIMESPEC.size)
 
-OLDEST_S = 1.0  # no read is later than that: streams are looked at four times a second
+SET_S = 0.005
+"""A wall clock that moved so much against the monotonic one was set: stamps of before are worth nothing."""
 
 Receive = Callable[[], tuple[bytes, float]]
 """Reads what is there: (bytes, CLOCK_MONOTONIC seconds at which the last of them arrived). Raises OSError."""
@@ -50,14 +51,17 @@ def receiver(sock: socket.socket) -> Receive:
     sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     read_with, wall, unpack = sock.recvmsg, time.time, _TIMESPEC.unpack_from
 
+    apart = wall() - clock()
+
     def receive() -> tuple[bytes, float]:
+        nonlocal apart
         data, beside, _, _ = read_with(READ_BYTES, _BESIDE)
         now = clock()
         if not beside:
             return data, now  # the end of a connection has no stamp
         seconds, nanoseconds = unpack(beside[0][2])
-        age = wall() - seconds - nanoseconds * 1e-9
-        return data, now - age if 0.0 < age < OLDEST_S else now  # else the wall clock was set meanwhile
+        moved, apart = wall() - now - apart, wall() - now
+        return data, min(now, seconds + nanoseconds * 1e-9 - apart) if -SET_S < moved < SET_S else now
 
     return receive
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ import yaml
 from autotune.config import Settings, load
 from autotune.engine.leftovers import members
 from autotune.engine.probe import Gpus
+from autotune.engine.spec import Action
 from autotune.history import TrialRecord
 from autotune.judge import judge_for
 from autotune.records import Config
@@ -138,6 +140,16 @@ def test_two_configurations_of_the_same_server_are_measured_once(tmp_path: pathl
     records = made.study.records()
     assert [r.attrs.get("same_as") for r in records] == [None, None, 0, 1]
     assert [r.value for r in records[2:]] == [r.value for r in records[:2]]
+
+
+def test_servers_that_differ_in_their_environment_alone_are_two(tmp_path: pathlib.Path) -> None:
+    """What a variable does is not in what the server tells; one's figures must not become the other's."""
+    settings = make_settings(tmp_path)
+    at = dataclasses.replace(settings.engine.params["at"], any_value=(Action(env={"WHERE": "{value}"}),))
+    engine = dataclasses.replace(settings.engine, params={**settings.engine.params, "at": at})
+    made = tuner(dataclasses.replace(settings, engine=engine), [{"at": "load"}, {"at": "graph-capture"}])
+    made.run()
+    assert [r.attrs.get("same_as") for r in made.study.records()] == [None] * 4
 
 
 def test_saying_something_else_than_the_baseline_is_wrong_output(tmp_path: pathlib.Path) -> None:

@@ -71,6 +71,13 @@ def test_parameters_that_the_log_names_are_suspects() -> None:
     assert suspects(classify("ValueError: tpx and homepage"), flags) == []
 
 
+def test_the_crash_itself_is_counted_once_though_it_is_known_too() -> None:
+    search = Isolation(EIGHT, {**NONE, "flag1": True}, NONE, {config_key({**NONE, "flag1": True}): False,
+                                                              config_key(NONE): True})
+    found = run(search, crashes_with("flag1"))
+    assert (found.crashed, found.worked, found.launches) == (1, 0, 0)
+
+
 def test_known_outcomes_save_launches() -> None:
     works = crashes_with("flag5")
     known = {config_key(c): works(c) for c in ({**ALL, "flag5": False}, {**NONE, "flag5": True, "flag6": True})}

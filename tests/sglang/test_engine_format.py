@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from autotune.engine.argv import build
-from autotune.engine.spec import EngineSpec
+from autotune.engine.spec import EngineSpec, matches
 from autotune.records import UsageError
 from autotune.space import Space
 
@@ -59,6 +59,9 @@ def test_a_rule_holds_only_in_its_versions() -> None:
     made = engine(params=TREE, rules=RULES)
     assert [rule.because for rule in made.rules_for(widths, "1.9")] == ["came with 2"]
     assert made.rules_for(widths, "2.0") == () and made.rules_for(widths, None) == ()
+    for built_on_the_way in ("2.0rc1", "2.0.dev12+gabc"):
+        assert made.rules_for(widths, built_on_the_way) == ()
+    assert matches(">=2.0", "2.0rc1") and not matches("<2.0", "2.0.dev1") and matches("<2", "1.9.post1")
 
 
 def test_named_entries_can_be_dropped_by_null_and_lists_still_work() -> None:

@@ -63,6 +63,14 @@ def test_an_all_to_all_backend_is_only_tried_with_the_ep_size_that_it_sets(versi
     assert reason is not None and "ep_size = tp_size" in reason
     assert forbidden(stock(), version, moe_a2a_backend=backend, parallel="ep8") is None
     assert forbidden(stock(), version, moe_a2a_backend="none", parallel="tp8") is None
+    assert forbidden(stock(), version, moe_a2a_backend=backend, parallel="tp4_dp_attention") is None
+
+
+@both
+def test_only_deepep_has_a_mode_that_switches_graphs_off(version: str) -> None:
+    eager: dict[str, Value] = {"deepep_mode": "normal", "cuda_graph": True}
+    assert forbidden(stock(), version, moe_a2a_backend="deepep", **eager) is not None
+    assert forbidden(stock(), version, moe_a2a_backend="none", **eager) is None
 
 
 @both

@@ -21,8 +21,9 @@ NO_TOPK = ("~space.params.tree_topk", "~space.belief.tree_topk", "~space.baselin
      ["--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "32"],
      {"SGLANG_DDTREE_MAX_TOPK": "4", "SGLANG_DDTREE_DEPTH_BONUS": "0.1"}),
     ("sglang_ddtree_pr27509", {"tree_budget": 8},
-     ["--disable-decode-cuda-graph", "--disable-prefill-cuda-graph", "--speculative-algorithm", "DDTREE", *DRAFT,
+     ["--speculative-algorithm", "DDTREE", *DRAFT, "--disable-decode-cuda-graph", "--disable-prefill-cuda-graph",
       "--speculative-ddtree-budget", "8"], {}),
+    ("sglang_ddtree_pr27509", {"speculation": "none"}, [], {}),  # what it is compared with keeps its graphs
     ("sglang_ddtree_rancy", {"tree_budget": 16, "draft_block": 8, "tree_prune": True, "tree_attention": False},
      ["--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "16",
       "--speculative-ddtree-block-size", "8", "--is-ddtree-prune"], {}),
