@@ -77,7 +77,7 @@ class Silent:
 def make_settings(folder: pathlib.Path) -> Settings:
     """Settings of a study on the stand-in engine, everything short."""
     (folder / "spaces" / "engine").mkdir(parents=True, exist_ok=True)
-    engine = {**ENGINE, "info": {"path": "/server_info"}}
+    engine = {**ENGINE, "info": {"path": "/server_info", "ignore": ["argv"]}}
     (folder / "spaces" / "engine" / "standin.yaml").write_text(yaml.safe_dump(engine))
     space = {
         "name": "t", "engine": "standin",
