@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pathlib
 import time
+from collections.abc import Sequence
 
 from autotune.config import Settings
 from autotune.engine.argv import Command, UnknownPlaceholder, build, choose
@@ -46,7 +47,7 @@ def check(settings: Settings) -> Preflight:
     server = space.split(space.baseline)[0]
     command = build(engine, space, server, port="PORT", device=settings.device, version=version)
     refuse_unknown_placeholders(settings, server, version)
-    problems = host_problems(settings, gpus, version)
+    problems = host_problems(settings, gpus, version) + missing_files(settings, [*command.argv, *command.env.values()])
     if len(gpus.gpus) >= int(space.needs.get("gpus", 0)):
         problems += gpu_problem(command.gpus, gpus, settings)
     choices = []
@@ -90,15 +91,20 @@ def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[s
     small = [g for g in gpus.gpus if g.memory_gib < memory]
     if small:
         found.append(f"the space needs {memory:g} GiB a GPU, here are {small[0].memory_gib:.0f} GiB")
-    for key, path in settings.space.model.items():
-        if ("/" in path or path.startswith(".")) and not pathlib.Path(path).exists() and looks_local(path):
-            found.append(f"model.{key}: {path} does not exist (set space.model.{key}=/path)")
     if settings.device == "cuda" and not gpus.gpus:
         found.append(f"device=cuda, but no GPU is visible{f': {gpus.why_none}' if gpus.why_none else ''}")
     if settings.device != "cpu":
         found += [f"{user}: autotune measures on idle GPUs only (CUDA_VISIBLE_DEVICES chooses others)"
                   for user in lasting_users(gpus, min(SETTLE_S, settings.server.gpu_free_s))]
     return found + input_problems(settings, gpus)
+
+
+def missing_files(settings: Settings, words: Sequence[str]) -> list[str]:
+    """Local paths of models that these words of a command name, and that are not there."""
+    return [f"model.{key}: {path} does not exist (set space.model.{key}=/path)"
+            for key, path in settings.space.model.items()
+            if ("/" in path or path.startswith(".")) and looks_local(path) and not pathlib.Path(path).exists()
+            and any(path in word for word in words)]
 
 
 def lasting_users(gpus: Gpus, wait_s: float) -> list[str]:
@@ -130,8 +136,10 @@ def looks_local(path: str) -> bool:
 
 
 def gpu_problem(wanted: int, gpus: Gpus, settings: Settings) -> list[str]:
-    """A configuration that multiplies to more GPUs than there are, on an engine that needs GPUs at all."""
-    if not settings.space.needs.get("gpus") or wanted <= len(gpus.gpus):
+    """A configuration that multiplies to more GPUs than there are, on an engine that runs on GPUs."""
+    on_gpus = settings.space.needs.get("gpus") or (
+        settings.engine.vars.get("device") == "cuda" and settings.device != "cpu")
+    if not on_gpus or wanted <= len(gpus.gpus):
         return []
     return [f"needs {wanted} GPU{'s' if wanted > 1 else ''}, {len(gpus.gpus)} visible"]
 
@@ -146,6 +154,8 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
         return [f"{value!r} is not a number of GPUs"]
     wanted = int(value) if action.gpus == "value" else int(action.gpus)
     problems = gpu_problem(wanted, gpus, settings) if wanted > 1 else []
+    paths = {f"{{model.{key}}}": path for key, path in settings.space.model.items()}
+    problems += missing_files(settings, [paths[word] for word in [*action.args, *action.env.values()] if word in paths])
     alone = [rule for rule in settings.space.rules if set(rule.when) == {name} and rule.matches({name: value})]
     return problems + [rule.because for rule in alone]
 

@@ -24,6 +24,7 @@ from autotune.redact import Redactor
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "baseline", "describe",
         "workload", "limits", "study", "power", "server", "agreement"}
+NEEDS = {"gpus", "gpu_name", "gpu_memory_gib"}
 OVERLAYS = ("workload", "limits", "study", "power", "server", "agreement")
 """Sections of a space that overlay the settings of the same name in conf/."""
 ENUMERABLE = 200_000
@@ -74,6 +75,7 @@ class Space:
     def parse(cls, raw: Mapping[str, Any], where: str = "space") -> Space:
         """Build a Space from plain YAML data. Raises UsageError naming the offending key."""
         _only_keys(raw, KEYS, where)
+        _only_keys(_mapping(raw.get("needs") or {}, where, "needs"), NEEDS, f"{where}: needs")
         params = tuple(_param(name, spec, where) for name, spec in _mapping(raw.get("params"), where, "params").items())
         if not params:
             raise UsageError(f"{where}: params is empty: name at least one parameter with choices")
@@ -344,7 +346,7 @@ def _scalars(value: Any, where: str, key: str) -> Mapping[Any, Any]:
     """A mapping to texts and numbers. What is null is left out; `needs` has numbers but for its gpu_name."""
     found = {k: v for k, v in _mapping({} if value is None else value, where, key).items() if v is not None}
     for name, item in found.items():
-        number = isinstance(item, int | float) and not isinstance(item, bool)
+        number = isinstance(item, int | float) and not isinstance(item, bool) and item >= 0
         if not number and (not isinstance(item, str) or (key == "needs" and name in ("gpus", "gpu_memory_gib"))):
             raise UsageError(f"{where}: {key}.{name} must be a {'number' if key == 'needs' else 'text'}, not {item!r}")
     return found

@@ -17,8 +17,9 @@ from autotune.records import Stage, UsageError, Value
 from autotune.space import Rule, Space, parse_rules
 
 KEYS = {"name", "describe", "command", "python", "env", "vars", "args", "params", "rules", "version", "ready",
-        "stages", "stage_limits_s", "request", "metrics", "info", "config_file", "model_files", "stop"}
+        "stages", "stage_limits_s", "request", "metrics", "info", "config_file", "stop"}
 ACTION_KEYS = {"flag", "switch", "off_switch", "args", "env", "gpus", "versions"}
+APIS = ("openai_completions", "sglang_generate")
 PARAM_KEYS = ACTION_KEYS | {"choices", "default"}
 
 
@@ -144,7 +145,6 @@ class EngineSpec:
     metrics: Metrics = Metrics()
     info: Info = Info()
     config_file: str | None = None
-    model_files: tuple[str, ...] = ()
     stop_s: float = 10.0
 
     @classmethod
@@ -162,18 +162,19 @@ class EngineSpec:
                   for name, spec in (raw.get("params") or {}).items() if spec is not None}
         return cls(
             name=str(raw.get("name")), command=tuple(map(str, command)), params=params,
-            python=raw.get("python"), env=_texts(raw.get("env")), vars=_texts(raw.get("vars")),
+            python=raw.get("python"), env=_texts(raw.get("env"), f"{where}: env"),
+            vars=_texts(raw.get("vars"), f"{where}: vars"),
             args=tuple(_action(item, f"{where}: args") for item in _entries(raw.get("args"), f"{where}: args")),
             rules=tuple(_engine_rule(i, f"{where}: rules") for i in _entries(raw.get("rules"), f"{where}: rules")),
             package=version.get("package"), version=_version(version.get("use"), where),
             ready=_ready(raw.get("ready") or {}, where),
             stages=tuple(_mark(item, where) for item in raw.get("stages") or []),
-            stage_limits_s={_stage(k, where): float(v) for k, v in (raw.get("stage_limits_s") or {}).items()},
-            request=_section(Request, raw.get("request"), f"{where}: request"),
+            stage_limits_s={_stage(k, where): float(v) for k, v in _seconds(
+                raw.get("stage_limits_s") or {}, f"{where}: stage_limits_s").items()},
+            request=_request(raw.get("request"), f"{where}: request"),
             metrics=_section(Metrics, raw.get("metrics"), f"{where}: metrics"),
             info=_info(raw.get("info") or {}, where),
-            config_file=raw.get("config_file"), model_files=tuple(raw.get("model_files") or ()),
-            stop_s=float(raw.get("stop", {}).get("term_s", 10.0)),
+            config_file=raw.get("config_file"), stop_s=_stop(raw.get("stop") or {}, where),
         )
 
     def rules_for(self, space: Space, version: str | None = None) -> tuple[Rule, ...]:
@@ -296,7 +297,7 @@ def _action(spec: Any, where: str, valued: bool = False) -> Action:
     gpus = spec.get("gpus", 1)
     if not (gpus == "value" and valued) and not (isinstance(gpus, int) and gpus >= 1):
         raise UsageError(f"{where}: gpus must be a whole number" + (" or the word value" if valued else ""))
-    return Action(tuple(args), _texts(spec.get("env")), gpus, str(spec.get("versions") or ""))
+    return Action(tuple(args), _texts(spec.get("env"), f"{where}: env"), gpus, str(spec.get("versions") or ""))
 
 
 def _ready(raw: Mapping[str, Any], where: str) -> Ready:
@@ -318,6 +319,13 @@ def _section(kind: type[Any], raw: Any, where: str) -> Any:
     raw = raw or {}
     _known(raw, {f.name for f in dataclasses.fields(kind)}, where)
     return kind(**raw)
+
+
+def _request(raw: Any, where: str) -> Request:
+    request: Request = _section(Request, raw, where)
+    if request.api not in APIS:
+        raise UsageError(f"{where}.api must be one of {', '.join(APIS)}, not {request.api!r}")
+    return request
 
 
 def _regex(pattern: Any, where: str) -> re.Pattern[str]:
@@ -346,8 +354,24 @@ def _listed(key: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
 
 
-def _texts(raw: Any) -> dict[str, str]:
-    return {str(k): text(v) for k, v in (raw or {}).items()}
+def _texts(raw: Any, where: str) -> dict[str, str]:
+    if not isinstance(raw or {}, Mapping):
+        raise UsageError(f"{where}: must be a mapping from names to texts, not {raw!r}")
+    return {str(k): text(v) for k, v in (raw or {}).items() if v is not None}
+
+
+def _seconds(raw: Any, where: str) -> Mapping[Any, float]:
+    if not isinstance(raw, Mapping):
+        raise UsageError(f"{where}: must be a mapping to seconds, not {raw!r}")
+    for name, value in raw.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+            raise UsageError(f"{where}.{name} must be a number of seconds, not {value!r}")
+    return raw
+
+
+def _stop(raw: Any, where: str) -> float:
+    _known(raw, {"term_s"}, f"{where}: stop")
+    return float(_seconds(raw, f"{where}: stop").get("term_s", 10.0))
 
 
 def _version(value: Any, where: str) -> str | None:

@@ -56,6 +56,7 @@ class Region:
     left: int  # launches in it that would rank above the best one elsewhere if they were sure to come up
     alternative: int | None  # row of the best launch elsewhere
     why: str | None
+    opens: str  # what has to change for it to be opened again, besides a launch of it
     under_load: bool  # its servers come up, and break when they are asked for something
 
     @property
@@ -137,20 +138,23 @@ def _judge(grid: Grid, outlook: Outlook, crashes: CrashModel, worth: Floats, fou
     other = int(np.argmax(rates)) if rates.max() > 0 else None
     alternative = float(rates[other]) if other is not None else 0.0
     top = float(chances[hopeful].max())
-    why = None
+    why, opens = None, ""
     evidence = tuple(f for f in crashes.failures if all(int(f.row[c]) in codes for c, codes in when.items()))
     lacking = any(f.crash.blame is Blame.ENVIRONMENT for f in evidence)  # this host has no such feature
     names = {grid.params[c].name: tuple(_choice(grid, c, code) for code in codes) for c, codes in when.items()}
     if (said := _lacks(grid, names, evidence, part)) is not None:
-        why = f"{LACKING} ({said})"
+        why, opens = f"{LACKING} ({said})", "the host is mended"
     elif top < FAIR and not (nothing_else and not lacking and top * upper >= LAST_PROBE):
-        why = f"at most {top:.0%} chance is left"
+        why, opens = f"at most {top:.0%} chance is left, less than {FAIR:.0%}", f"its chance rises above {FAIR:.0%}"
     elif chance * upper < least:
-        why = f"even a plausible gain of {upper:.1%} at {chance:.0%} is not worth a launch"
+        why = f"even a plausible gain of {upper:.1%} at {chance:.0%} is not worth a launch, which takes {least:.1%}"
+        opens = f"its gain times its chance rises above {least:.1%}"
     elif chance * upper / cost_s < alternative:
         why = "the best launch elsewhere pays more per second"
+        opens = f"launches elsewhere gain less than {chance * upper / cost_s * 3600:.1%} an hour"
     left = int((inside & (outlook.gain / outlook.cost_s > alternative)).sum())
-    return Region(names, inside, part, evidence, probe, chance, upper, cost_s, left, other, why, found.under_load)
+    return Region(names, inside, part, evidence, probe, chance, upper, cost_s, left, other, why, opens,
+                  found.under_load)
 
 
 def _lacks(grid: Grid, names: Mapping[str, tuple[Value, ...]], evidence: tuple[Failure, ...],
@@ -184,12 +188,9 @@ def record(grid: Grid, outlook: Outlook, region: Region, after_launches: int, re
     total = f"{region.upper:.1%} at best x {region.chance:.0%} for {region.cost_s:.0f} s against {promise}"
     if reopened is None:
         reason = f"{region.name} closed after {told}: {region.why} ({total})"
-        works = "is measured" if region.under_load else "comes up"
-        rise = f"its chance rises above {FAIR:.0%}, " if region.chance < FAIR else ""
-        opens = (f"a launch with {region.name} {works}, {rise}or launches elsewhere gain "
-                 f"less than {region.chance * region.upper / region.cost_s * 3600:.1%} an hour")
-        if region.why is not None and region.why.startswith(LACKING):
-            opens = f"the host is mended and a launch with {region.name} comes up"
+        works = f"a launch with {region.name} {'is measured' if region.under_load else 'comes up'}"
+        lacking = region.why is not None and region.why.startswith(LACKING)
+        opens = f"{region.opens} and {works}" if lacking else f"{works}, or {region.opens}"
     else:
         reason, opens = f"{region.name} opened again: {reopened} ({total})", "it is open"
     return Pivot("close" if reopened is None else "reopen", region.when, trials, signatures, region.belief,

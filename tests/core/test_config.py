@@ -224,3 +224,31 @@ def test_choices_for_a_flag_that_takes_a_secret_are_refused(tmp_path: pathlib.Pa
         (tmp_path / "engine" / "own.yaml").write_text(f"name: own\ncommand: [prog]\nparams: {{a: {how}}}\n")
         with pytest.raises(UsageError, match=r"params\.a goes to a flag or variable that takes a secret"):
             load(["+space=mine"], [str(tmp_path)])
+
+
+@pytest.mark.parametrize(("override", "said"), [
+    ("engine.stage_limits_s.load=soon", "stage_limits_s.load must be a number of seconds"),
+    ("engine.stop=5", "stop: must be a mapping"), ("engine.stop.term_s=x", "stop.term_s must be a number of seconds"),
+    ("engine.env=5", "env: must be a mapping"), ("engine.vars=5", "vars: must be a mapping"),
+    ("engine.request.api=foo", "request.api must be one of openai_completions, sglang_generate")])
+def test_a_wrong_value_in_an_engine_is_one_clear_line(override: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load(["+space=b300", override])
+
+
+def test_a_model_that_the_baseline_does_not_use_only_keeps_the_choices_from_running_that_do(
+        tmp_path: pathlib.Path) -> None:
+    from autotune import preflight
+
+    report = preflight.check(load(["+space=vllm_cpu_spec", f"space.model.target={tmp_path}", "device=cpu",
+                                   f"space.model.draft={tmp_path}/none"]))
+    assert not [p for p in report.problems if "model." in p]
+    assert {c.value for c in report.choices if any("model.draft" in p for p in c.problems)} == {"draft_model"}
+
+
+def test_gpus_are_missing_even_when_the_space_does_not_say_that_it_needs_any() -> None:
+    from autotune import preflight
+
+    report = preflight.check(load(["+space=b300", "~space.needs"]))
+    assert any(problem.startswith("needs 8 GPUs, 0 visible") for problem in report.problems)
+    assert not any("GPUs, 0" in p for p in preflight.check(load(["+space=sglang_cpu", "device=cpu"])).problems)

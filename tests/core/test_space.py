@@ -132,9 +132,10 @@ def test_a_choice_that_holds_a_secret_is_refused_without_telling_it(secret: str)
 
 
 @pytest.mark.parametrize("changes", [{"model": True}, {"needs": 3}, {"model": {"target": {"a": 1}}},
-                                     {"needs": {"gpus": "many"}}, {"needs": {"gpu_name": [1]}}])
+                                     {"needs": {"gpus": "many"}}, {"needs": {"gpus": -1}}, {"needs": {"gpu_name": [1]}},
+                                     {"needs": {"gpu": 8}}])
 def test_models_and_needs_of_another_kind_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="must be a"):
+    with pytest.raises(UsageError, match="must be a|unknown key gpu; known"):
         parse(**changes)
     assert parse(model={"target": "/m", "draft": None}).model == {"target": "/m"}
 
