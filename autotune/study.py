@@ -17,7 +17,7 @@ import os
 import pathlib
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from autotune.engine.leftovers import boot_id, start_time
@@ -94,23 +94,45 @@ class Study:
 
         A process of this host is looked up; of one elsewhere the trial's heartbeat tells.
         """
-        import optuna
-        from optuna.trial import TrialState
-
         dead = []
         with self.turn():
-            running = self.inner.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            running = self._running()
             others = [t for t in running if t.user_attrs.get("owner") != self.owner]
             silent = self._heartbeat.silent(self.inner._study_id) if others else set()
             for trial in others:
                 here = is_here(owner := trial.user_attrs.get("owner", ""))
                 if owner_alive(owner) if here else trial._trial_id not in silent:
                     continue
-                with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError, ValueError):  # ended by itself
-                    self.inner._storage.set_trial_user_attr(trial._trial_id, "fail_reason", "the tuner died")
-                    self.inner.tell(trial.number, state=TrialState.FAIL)
+                if self._tell_fail(trial, "the tuner died"):
                     dead.append(trial.number)
         return dead
+
+    @contextlib.contextmanager
+    def left_by_us(self) -> Iterator[None]:
+        """Whatever ends the block, no trial of this process stays running: one may just have been made."""
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(Exception), self.turn():  # else the next tuner does it
+                for trial in self._running():
+                    if trial.user_attrs.get("owner") == self.owner:
+                        self._tell_fail(trial, f"{type(error).__name__}: {error}".rstrip(": "))
+            raise
+
+    def _running(self) -> list[optuna.trial.FrozenTrial]:
+        from optuna.trial import TrialState
+
+        return self.inner.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+    def _tell_fail(self, trial: optuna.trial.FrozenTrial, why: str) -> bool:
+        """Tell FAIL to a trial by what the storage has of it; False when it ended by itself meanwhile."""
+        import optuna
+
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError, ValueError):
+            self.inner._storage.set_trial_user_attr(trial._trial_id, "fail_reason", why)
+            self.inner.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            return True
+        return False
 
     def ask(self, config: Config, launch: int, **attrs: Any) -> optuna.Trial:
         """A new trial for exactly `config`, owned by this process; others see it with all of this or not at all."""

@@ -81,6 +81,7 @@ def tune(settings: Settings) -> int:
         refuse(settings, report)
         settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
         study = open_study(settings, report=report)
+        held.enter_context(study.left_by_us())
         study.set_attr("provenance", provenance(settings, report))
         study.set_attr("strategy", settings.study.strategy)
         with progress(settings, study, energy_text(power, refused)) as watcher:
@@ -126,7 +127,7 @@ def worker(settings: Settings) -> int:
     for name, value in (("provenance", provenance(settings, report)), ("strategy", settings.study.strategy)):
         if name not in study.attrs():
             study.set_attr(name, value)
-    with progress(settings, study, energy_text(power, refused)) as watcher:
+    with study.left_by_us(), progress(settings, study, energy_text(power, refused)) as watcher:
         if not report.gpus.gpus and (others := fleet.neighbours(study)):
             watcher.note(f"{others} other worker{'s' if others > 1 else ''} on this host's CPU cores: their "
                          "measurements and ours disturb each other")

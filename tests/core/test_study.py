@@ -101,6 +101,15 @@ def test_trials_of_a_dead_tuner_are_told_fail_and_of_a_living_one_left(tmp_path:
     assert study.records()[0].attrs["fail_reason"] == "the tuner died"
 
 
+def test_a_trial_that_was_just_made_when_the_user_interrupted_is_not_left_running(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    with pytest.raises(KeyboardInterrupt), study.left_by_us():
+        study.ask(SPACE.baseline, launch=1)
+        raise KeyboardInterrupt
+    (record,) = study.records()
+    assert (record.state, record.attrs["fail_reason"]) == ("FAIL", "KeyboardInterrupt")
+
+
 def test_owners_of_other_hosts_count_as_alive() -> None:
     host, boot, pid, start = owner_id().split("|")
     assert owner_alive(owner_id())
