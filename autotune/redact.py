@@ -26,18 +26,22 @@ ROUNDS = 4
 GROUP_LENGTH = 8192
 MOST_BRACKETS = 64
 
-PREFIXES = ("hf_", "sk-", "sk_live_", "rk_live_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", 
-            "xox", "xapp-", "AKIA", "ASIA", "AIza", "ya29.", "npm_", "pypi-", "nvapi-", "gsk_", "r8_", "eyJ")
+PREFIXES = ("hf_", "sk-", "sk_live_", "rk_live_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-",
+            "xox", "xapp-", "AKIA", "ASIA", "AIza", "ya29.", "npm_", "pypi-", "dckr_pat_", "nvapi-",
+            "gsk_", "r8_", "eyJ")
 """One of these begins every token of TOKENS: looking for them first keeps long logs cheap."""
 TOKENS = re.compile(
-    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|[sr]k_live_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|[sr]k_live_[A-Za-z0-9]{16,}|gh[pousr]_"
+    r"[A-Za-z0-9]{20,}"
     r"|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|xox[a-z](?:\.xox[a-z])?-[A-Za-z0-9-]{10,}"
     r"|xapp-[A-Za-z0-9-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[A-Za-z0-9_-]{20,}|ya29\.[A-Za-z0-9_.-]{10,}|npm_[A-Za-z0-9]{20,}"
-    r"|pypi-[A-Za-z0-9_-]{16,}|nvapi-[A-Za-z0-9_-]{16,}|gsk_[A-Za-z0-9]{20,}|r8_[A-Za-z0-9]{20,}"
+    r"|pypi-[A-Za-z0-9_-]{16,}|dckr_pat_[A-Za-z0-9_-]{16,}|nvapi-[A-Za-z0-9_-]{16,}|gsk_[A-Za-z0-9]{20,}"
+    r"|r8_[A-Za-z0-9]{20,}"
     r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+)")
 BEARER = re.compile(r"(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*")
 KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)")
-SIGNED = re.compile(r"(?<=[?&]sig=)[A-Za-z0-9%+/=_-]{8,}")
+SIGNED = re.compile(r"[?&](?:sig|(?:X-Amz-|X-Goog-)?Signature|X-Amz-Security-Token)="
+                    r"(?P<value>[A-Za-z0-9%+/=_-]{8,})", re.I)
 URL = re.compile(r"://(?P<userinfo>(?P<user>[^\s/@:?#\"'<>`\[]{0,256}+)"
                  r"(?::(?P<password>(?:(?!://)[^\s\"'<>`]){1,1024}))?)@")
 PORT = re.compile(r"\d{1,5}[/?#]")
@@ -45,7 +49,7 @@ HOST = re.compile(r"(?:localhost|.*[.].*)?", re.S)
 
 _QUOTE = r"(?:\\{0,16}[\"'`]|&(?:quot|apos|#39|#34|#x27);|%2[27])"
 NAMED = re.compile(
-    r"(?<![\w.-])(?P<name>[\w.-]{2,}+)"
+    r"(?<![\w.-])(?P<name>[\w.-]{2,}+)(?:\x1b\[[0-9;]{0,12}m)?"
     rf"(?:{_QUOTE}?[ \t]*(?:[=:]{{1,2}}>?|%3[AaDd])[ \t]*b?|(?P<pair>{_QUOTE}[ \t]*,[ \t]*b?(?={_QUOTE})))", re.ASCII)
 FLAGGED = re.compile(rf"(?<![\w-])(?P<name>--[A-Za-z][\w.-]*+)(?:{_QUOTE}?(?:[ \t]*,\s*|[ \t]+)(?!\\{{0,16}}[\"']?-))",
                      re.ASCII)
@@ -110,7 +114,7 @@ class Redactor:
         if isinstance(value, Mapping):
             return {k: self.data(v, hide or (isinstance(k, str) and secret_name(k))) for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return [self.data(item, hide or after) for item, after in _after_flags(value)]
+            return [self.data(item, hide or after) for item, after in after_flags(value)]
         return value
 
     def mapping(self, value: Mapping[str, object]) -> dict[str, object]:
@@ -120,7 +124,7 @@ class Redactor:
     def argv(self, argv: Sequence[str]) -> list[str]:
         """An argument vector with secret values hidden."""
         shown: list[str] = []
-        for arg, hide in _after_flags(argv):
+        for arg, hide in after_flags(argv):
             name, value = _assigned(arg)
             if hide and arg.lower() not in WORDS:
                 shown.append(HIDDEN)
@@ -137,7 +141,7 @@ def secrets(value: object, hide: bool = False) -> Iterator[str]:
         for key, inner in value.items():
             yield from secrets(inner, hide or (isinstance(key, str) and secret_name(key)))
     elif isinstance(value, list | tuple):
-        for item, after in _after_flags(value):
+        for item, after in after_flags(value):
             name, assigned = _assigned(item) if isinstance(item, str) else ("", "")
             if assigned and secret_name(name):
                 yield from secrets(assigned, True)
@@ -180,13 +184,19 @@ def _password(text: str) -> list[str]:
     return [text, urllib.parse.unquote(text)]
 
 
-def _after_flags(items: Sequence[Item]) -> Iterator[tuple[Item, bool]]:
-    """(item, whether it is the value of the secret-looking flag before it)."""
-    hide = False
+def after_flags(items: Sequence[Item]) -> Iterator[tuple[Item, bool]]:
+    """(item, whether it is a value of the secret-looking flag before it).
+
+    A flag may take several; after the first one a path or a placeholder is taken for something else.
+    """
+    hide = first = False
     for item in items:
         word = item if isinstance(item, str) else ""
+        hide = hide and (first or bool(word) and "/" not in word and "{" not in word)
         yield item, hide and not word.startswith("--")
-        hide = word.startswith("-") and "=" not in word and secret_name(word)
+        first = word.startswith("-")
+        if first:
+            hide = "=" not in word and secret_name(word)
 
 
 def _assigned(word: str) -> tuple[str, str]:
@@ -213,8 +223,8 @@ def _shaped(text: str) -> Iterator[Span]:
         spans += [m.span() for m in TOKENS.finditer(text)]
     if "earer " in text:
         spans += [m.span() for m in BEARER.finditer(text)]
-    if "sig=" in text:
-        spans += [m.span() for m in SIGNED.finditer(text)]
+    if "sig=" in text or "ignature=" in text or "-Token=" in text:
+        spans += [m.span("value") for m in SIGNED.finditer(text)]
     if "://" in text:
         spans += [m.span("userinfo") for m in URL.finditer(text) if _opens(text, m)]
     at = 0

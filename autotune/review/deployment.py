@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.config import Settings
-from autotune.engine.argv import build
+from autotune.engine.argv import Command, build
 from autotune.history import TrialRecord
 from autotune.origin import command_line
 from autotune.records import Config, UsageError
-from autotune.redact import HIDDEN, Redactor
+from autotune.redact import HIDDEN, Redactor, after_flags
 from autotune.review import verdict
 from autotune.review.story import Conclusion, Story
 from autotune.review.tested import Tested
@@ -31,6 +31,9 @@ DEFAULT_PORT = "8000"
 OPEN, CLOSE = "\ue000", "\ue001"
 """Private-use characters around a parameter's name while the command is built; no real path has them."""
 MARK = re.compile(f"{OPEN}([A-Z][A-Z0-9_]*){CLOSE}")
+TAKEN = {"HOST", "PORT", "PYTHON", "WORKDIR", "IMAGE", "PATH", "HOME", "USER", "SHELL", "PWD", "LANG", "IFS", "ENV",
+         "TERM", "PS4", "UID", "TMPDIR", "RANDOM", "SECONDS", "LINENO", "OPTIND", "HOSTNAME"}
+"""Variables of an export itself, and of every shell: a secret of that name would be taken for set."""
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -98,22 +101,22 @@ def deploy(settings: Settings, story: Story, record: TrialRecord, version: str |
     server = space.split(record.config)[0]
     command = build(marked_engine, marked_space, server, host=_mark("HOST"), port=_mark("PORT"),
                     device=settings.device, version=version)
-    words, secrets = _without_secrets([_word(arg) for arg in command.argv])
+    secrets = _Secrets(command)
     env: dict[str, Word] = {}
     for name, value in command.env.items():
         if not IDENTIFIER.match(name):
             raise UsageError(f"engine {engine.name}: {name!r} cannot be the name of an environment variable")
-        secret = secret_name(name) or _looks_secret(value)
-        env[name] = (Ref(name),) if secret else _word(value)
-        secrets += [name] if secret else []
+        env[name] = secrets.variable(name, value) or _word(value)
+    words = secrets.words(command.argv)
     _same_as_measured(record, words, env)
-    used = {part.name for word in [*words, *env.values()] for part in word if isinstance(part, Ref)} - set(secrets)
+    used = {part.name for word in [*words, *env.values()] for part in word if isinstance(part, Ref)}
+    used -= set(secrets.names)
     on_gpus = settings.device != "cpu" and bool(story.provenance.get("gpu") or space.needs.get("gpus"))
     measured_in = record.attrs.get("same_as", record.number)
     entry = next((t for t in story.measured if measured_in in t.trials), None)
     return Deployment(
         study=story.study, trial=record.number, engine=engine.name, package=engine.package, version=version,
-        argv=tuple(words), env=env, secrets=tuple(dict.fromkeys(secrets)),
+        argv=tuple(words), env=env, secrets=tuple(dict.fromkeys(secrets.names)),
         parameters=tuple(p for p in _parameters(settings) if p.name in used or p.name == "WORKDIR"),
         gpus=command.gpus if on_gpus else 0,
         health=engine.ready.path, startup_s=_positive(record.attrs.get("launch_s")), stop_s=engine.stop_s,
@@ -160,33 +163,55 @@ def _word(text: str) -> Word:
     return word or ("",)
 
 
-def _without_secrets(words: list[Word]) -> tuple[list[Word], list[str]]:
-    """Values of secret-looking flags, and values that look secret by themselves, as references; with their names."""
-    shown: list[Word] = []
-    secrets: list[str] = []
-    before = ""
-    for word in words:
-        text = plain(word)
-        flag, equals, value = text.partition("=")
-        is_flag = text.startswith("-")
-        if is_flag and equals and (secret_name(flag) or _looks_secret(value)):
-            secrets.append(_variable(flag))
-            word = (flag + "=", Ref(secrets[-1]))
-        elif _looks_secret(text) or (secret_name(before) and not text.startswith("--")):
-            secrets.append(_variable(before))
-            word = (Ref(secrets[-1]),)
-        shown.append(word)
-        before = text if is_flag and not equals else ""
-    return shown, secrets
+class _Secrets:
+    """References in place of secrets: values of secret-looking flags and variables, and what holds one of them.
+
+    `names` are the variables that carry them: a flag's own name, unless another value or the shell has it.
+    """
+
+    def __init__(self, command: Command) -> None:
+        self.redactor = Redactor.from_command(command.argv, command.env)
+        self.names: list[str] = []
+        self._values: dict[str, str] = {}
+
+    def words(self, argv: Sequence[str]) -> list[Word]:
+        shown: list[Word] = []
+        before = ""
+        for (arg, after_secret), word in zip(after_flags(argv), map(_word, argv), strict=True):
+            flag, equals, value = plain(word).partition("=")
+            is_flag = arg.startswith("-")
+            if is_flag and equals and (secret_name(flag) or self.looks(value)):
+                word = (flag + "=", self.reference(flag, value))
+            elif after_secret or self.looks(arg):
+                word = (self.reference(before, arg),)
+            before = flag if is_flag else before
+            shown.append(word)
+        return shown
+
+    def variable(self, name: str, value: str) -> Word | None:
+        """The reference for an environment variable that holds a secret; None when it holds none."""
+        if not secret_name(name) and not self.looks(value):
+            return None
+        self._values[name] = value
+        self.names.append(name)
+        return (Ref(name),)
+
+    def looks(self, text: str) -> bool:
+        return self.redactor.text(text) != text
+
+    def reference(self, flag: str, value: str) -> Ref:
+        name = re.sub(r"[^A-Z0-9]+", "_", flag.lstrip("-").upper()) or "SECRET"
+        if name in TAKEN or name.startswith("MODEL_") or not IDENTIFIER.match(name):
+            name = f"SECRET_{name}"
+        number = 1
+        while self._values.setdefault(_numbered(name, number), value) != value:
+            number += 1
+        self.names.append(_numbered(name, number))
+        return Ref(self.names[-1])
 
 
-def _variable(flag: str) -> str:
-    """The name of the variable that carries a flag's secret value."""
-    return re.sub(r"[^A-Z0-9]+", "_", flag.lstrip("-").upper()) or "SECRET"
-
-
-def _looks_secret(text: str) -> bool:
-    return Redactor().text(text) != text
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}_{number}"
 
 
 def _same_as_measured(record: TrialRecord, words: Sequence[Word], env: Mapping[str, Word]) -> None:
@@ -208,7 +233,9 @@ def _same_as_measured(record: TrialRecord, words: Sequence[Word], env: Mapping[s
 def _fits(word: Word, measured: str) -> bool:
     """Whether a measured argument is `word` with some value for each reference."""
     pattern = "".join("(?s:.*)" if isinstance(part, Ref) else re.escape(part) for part in word)
-    return re.fullmatch(pattern, measured) is not None or HIDDEN in measured
+    kept = "(?s:.*)".join(map(re.escape, measured.split(HIDDEN)))  # what was hidden may have been anything
+    return re.fullmatch(pattern, measured) is not None or (
+        HIDDEN in measured and re.fullmatch(kept, plain(word)) is not None)
 
 
 def _facts(settings: Settings, story: Story, record: TrialRecord, entry: Tested | None,

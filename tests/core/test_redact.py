@@ -158,3 +158,18 @@ def test_a_long_hostile_line_is_over_soon(unit: str) -> None:
     length = 1 << 18  # what takes quadratic time would meet this test's limit of two minutes
     clean = Redactor(["known'value", 'ano"ther'])
     assert len(clean.text((unit * length)[:length])) <= 2 * length
+
+
+@pytest.mark.parametrize("line", [
+    "GET https://bucket.s3.amazonaws.com/m?X-Amz-Credential=a&X-Amz-Signature=canary93canary93",
+    "GET https://storage.googleapis.com/m?X-Goog-Signature=canary94canary94", "\x1b[1mapi_key\x1b[0m=canary68x",
+    "docker login with dckr_pat_canary75canary75x"])
+def test_signed_addresses_coloured_names_and_registry_tokens_are_hidden(line: str) -> None:
+    assert "canary" not in Redactor().text(line)
+
+
+def test_every_value_of_a_flag_that_takes_several_is_hidden() -> None:
+    argv = ["serve", "--api-key", "canary1x", "canary2x", "--port", "80", "--auth-token", "canary3x", "./models/m"]
+    assert Redactor().argv(argv) == ["serve", "--api-key", "[redacted]", "[redacted]", "--port", "80",
+                                     "--auth-token", "[redacted]", "./models/m"]
+    assert set(Redactor.from_command(argv).values) == {"canary1x", "canary2x", "canary3x"}

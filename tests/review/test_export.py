@@ -92,6 +92,21 @@ def test_secrets_are_referenced_and_never_written(make: Callable[..., Made], tmp
         run_script(path, tmp_path)
 
 
+def test_each_secret_of_an_export_has_a_variable_of_its_own_that_no_shell_has_set(
+        make: Callable[..., Made], tmp_path: pathlib.Path) -> None:
+    made = make()
+    changed(made, engine={"args": [["--api-key", "s3cret-value-1", "s3cret-value-2", "--note", "Xs3cret-value-1X"],
+                                   ["--path", "https://u:s3cret-value-3@h/m"]],
+                          "env": {"WHERE": "with s3cret-value-2 in it"}})
+    made.measure(baseline(made), 2.0)
+    path = export(made.settings, made.study)
+    assert "s3cret" not in path.read_text() + path.with_suffix(".json").read_text()
+    seen = run_script(path, tmp_path, API_KEY="one", API_KEY_2="two", NOTE="three", SECRET_PATH="four", WHERE="five")
+    at = seen["argv"].index("--api-key")
+    assert seen["argv"][at:at + 7] == ["--api-key", "one", "two", "--note", "three", "--path", "four"]
+    assert seen["env"]["WHERE"] == "five"
+
+
 def test_a_command_that_was_not_measured_is_refused(small: Made) -> None:
     changed(small, engine={"params": {**small.settings.composed["engine"]["params"],
                                       "tree_budget": {"flag": "--other-budget"}}})
