@@ -24,6 +24,8 @@ VERBS = {
     "dashboard": "optuna-dashboard on this study, on loopback only",
     "worker": "join a study from another process or host",
 }
+TELLING = ("report", "export", "dashboard")
+"""Verbs on a study that is there: they need no engine, and go by the version that was measured."""
 USAGE = "usage: python -m autotune [VERB] +space=NAME [key=value ...] [--spaces DIR] [-v] [--cfg]"
 
 
@@ -118,7 +120,7 @@ def run(argv: Sequence[str]) -> int:
         return classify(list(line.files), sys.stdout)
     from autotune import config
 
-    settings = config.load(line.overrides, line.spaces)
+    settings = config.load(line.overrides, line.spaces, installed=line.verb not in TELLING)
     if line.show_config:
         from omegaconf import OmegaConf
 

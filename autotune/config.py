@@ -175,6 +175,12 @@ class Settings:
         found = Redactor.from_command(self.overrides, self.composed, os.environ)
         return Redactor([*found.values, *passwords([self.study.storage, *self.study.warm_start])])
 
+    def ruled(self, version: str | None) -> Settings:
+        """With the rules that the engine has in a version. Raises UsageError when they forbid the baseline."""
+        origin = f"engine {self.engine.name} {version or '(version unknown)'}"
+        rules = self.engine.rules_for(self.space, version)
+        return dataclasses.replace(self, space=self.space.with_rules(rules, origin))
+
     @property
     def study_name(self) -> str:
         return self.study.name or self.space.name
@@ -216,8 +222,11 @@ class _Composition(Exception):
     """Hydra could not compose, and said so with a plain ValueError."""
 
 
-def load(overrides: Sequence[str], extra_spaces: Sequence[str] = ()) -> Settings:
-    """Compose and check everything. Raises UsageError (one line) for any fault of the input."""
+def load(overrides: Sequence[str], extra_spaces: Sequence[str] = (), installed: bool = True) -> Settings:
+    """Compose and check everything. Raises UsageError (one line) for any fault of the input.
+
+    installed: with the rules of the engine as it is installed here; else without any, see `Settings.ruled`.
+    """
     from hydra.errors import HydraException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -233,7 +242,7 @@ def load(overrides: Sequence[str], extra_spaces: Sequence[str] = ()) -> Settings
     except (HydraException, OmegaConfBaseException, YAMLError, _Composition) as error:
         raise UsageError(_one_line(error)) from error
     _public_space(settings)
-    return settings
+    return settings.ruled(engine_version(settings.engine)) if installed else settings
 
 
 def _public_space(settings: Settings) -> None:
@@ -355,8 +364,6 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
         raise UsageError(f"out must be a file or a folder, not {cfg['out']!r}")
     if cfg["trial"] is not None and (not isinstance(cfg["trial"], int) or cfg["trial"] < 0):
         raise UsageError(f"trial must be a trial's number, not {cfg['trial']!r}")
-    version = engine_version(engine)
-    space = space.with_rules(engine.rules_for(space, version), f"engine {engine.name} {version or '(version unknown)'}")
     return Settings(
         space=space, engine=engine, limits=limits, objective=_objective(cfg),
         device=cfg["device"], outputs=pathlib.Path(cfg["outputs"]), config=str(cfg["config"]), trial=cfg["trial"],

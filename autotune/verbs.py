@@ -42,19 +42,21 @@ def run(verb: str, settings: Settings, verbose: bool) -> int:
     if verb in ("tune", "matrix", "worker"):
         with prepared(settings, verbose, alone=verb != "worker"):
             return {"tune": tune, "matrix": matrix, "worker": worker}[verb](settings)
+    study = open_study(settings, create=False)
+    settings = settings.ruled(study.attrs().get("identity", {}).get("engine_version"))
     if verb == "report":
         from autotune.review.report import report
 
-        return report(settings, open_study(settings, create=False))
+        return report(settings, study)
     if verb == "export":
         from autotune.review.export import export
 
-        print(export(settings, open_study(settings, create=False)))
+        print(export(settings, study))
         return 0
     if verb == "dashboard":
         from autotune.review.dashboard import dashboard
 
-        return dashboard(settings, open_study(settings, create=False))
+        return dashboard(settings, study)
     raise UsageError(f"{verb} is no verb")
 
 
@@ -287,8 +289,9 @@ def open_study(settings: Settings, create: bool = True, report: preflight.Prefli
     if not create and settings.study.storage is None and not (settings.folder / "study.db").exists():
         raise UsageError(f"there is no study in {settings.folder} yet: "
                          f"run {command_line(settings, 'tune')} first")
-    limits = sorted(settings.limits)
-    return Study.open(url, settings.study_name, settings.space, identity(settings, report), limits, create,
+    # whoever only tells of a study needs neither its engine nor its GPUs
+    who = identity(settings, report) if create else {"space_digest": settings.space.digest}
+    return Study.open(url, settings.study_name, settings.space, who, sorted(settings.limits), create,
                       settings.study.lost_after_s, settings.study.storage_wait_s)
 
 

@@ -252,3 +252,23 @@ def test_gpus_are_missing_even_when_the_space_does_not_say_that_it_needs_any() -
     report = preflight.check(load(["+space=b300", "~space.needs"]))
     assert any(problem.startswith("needs 8 GPUs, 0 visible") for problem in report.problems)
     assert not any("GPUs, 0" in p for p in preflight.check(load(["+space=sglang_cpu", "device=cpu"])).problems)
+
+
+def test_a_study_is_told_of_where_its_engine_is_another_or_none(tmp_path: pathlib.Path) -> None:
+    """Found by a user: after an upgrade of the engine a finished study could not be exported any more."""
+    from autotune import verbs
+
+    rules = "++engine.rules=[{tree_budget: 0, versions: '>=2', because: not any more}]"
+    given = ["+space=local", rules, f"outputs={tmp_path}"]
+    old = load([*given, "engine.version.use=1.9"])
+    old.folder.mkdir(parents=True)
+    study = verbs.open_study(old)
+    assert study.attrs()["identity"]["engine_version"] == "1.9"
+    with pytest.raises(UsageError, match="not any more"):
+        load([*given, "engine.version.use=2.1"])
+    new = load([*given, "engine.version.use=2.1"], installed=False)
+    assert verbs.run("report", new, False) == 0 and (new.folder / "report.html").exists()
+    (asked := tmp_path / "python").write_text(f"#!/bin/sh\ntouch {tmp_path}/was-asked\n")
+    asked.chmod(0o755)
+    other = load([*given, f"engine.python={asked}", "engine.version.package=x"], installed=False)
+    assert verbs.run("report", other, False) == 0 and not (tmp_path / "was-asked").exists()
