@@ -50,7 +50,6 @@ def receiver(sock: socket.socket) -> Receive:
         return lambda: (read(READ_BYTES), clock())
     sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     read_with, wall, unpack = sock.recvmsg, time.time, _TIMESPEC.unpack_from
-
     apart = wall() - clock()
 
     def receive() -> tuple[bytes, float]:
