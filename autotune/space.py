@@ -263,7 +263,9 @@ def _param(name: Any, spec: Any, where: str) -> Param:
         if "step" in spec:
             raise UsageError(f"{at}: step belongs to range")
         raw = spec.get("choices")
-        if not isinstance(raw, list) or not raw:
+        if raw is not None and not isinstance(raw, list):
+            raise UsageError(f"{at}: choices must be a list such as [{raw}], not {raw!r}")
+        if not raw:
             raise UsageError(f"{at}: choices is empty: list at least one value")
         choices = tuple(raw)
     if len(choices) > MOST_CHOICES:

@@ -63,6 +63,7 @@ def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
     ({"params": {}}, "params is empty"),
     ({"params": {"a": {"choices": []}}, "baseline": {}}, "choices is empty"),
     ({"params": {"a": {}}, "baseline": {}}, "choices is empty"),
+    ({"params": {"a": {"choices": 8}}, "baseline": {}}, r"choices must be a list such as \[8\]"),
     ({"params": {"a": {"choices": [1, 1]}}, "baseline": {"a": 1}}, "listed twice"),
     ({"params": {"a": {"choices": [[1]]}}, "baseline": {}}, "not a text, number or boolean"),
     ({"params": {"a": {"choice": [1]}}, "baseline": {}}, "unknown key choice"),
