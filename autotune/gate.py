@@ -11,7 +11,9 @@ import json
 import pathlib
 from collections.abc import Sequence
 
+from autotune.answers import NoAnswer
 from autotune.files import write_json
+from autotune.framing import BadAnswer
 from autotune.measure.agreement import AgreementSettings, Output, Verdict, collect, judge
 from autotune.measure.spec import PromptSpec, Target
 
@@ -40,14 +42,12 @@ class Gate:
 
         `problem` is one line when the server did not answer as asked (verdict None).
         """
-        import httpx
-
         try:
             if baseline and not self.references():
                 self._keep([collect(target, self.settings, self.prompts, n) for n in AT_ONCE])
             outputs = collect(target, self.settings, self.prompts, AT_ONCE[-1])
-        except (httpx.HTTPError, ValueError) as error:
-            return None, f"{type(error).__name__}: {error}"[:300]
+        except (NoAnswer, BadAnswer) as error:
+            return None, str(error)[:300]
         return judge(outputs, self.references(), self.settings), ""
 
     def _keep(self, runs: Sequence[Sequence[Output]]) -> None:

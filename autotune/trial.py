@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from autotune.answers import LATE
 from autotune.config import Settings
 from autotune.crash.classify import classify
 from autotune.crash.evidence import HostSnapshot
@@ -119,7 +120,7 @@ class LiveServer:
             problem = sentence(verdict) if verdict.wrong else ""
         if not problem:
             return None
-        failure = self.server.failure("hung" if "Timeout" in problem else "bad_answer", problem)
+        failure = self.server.failure("hung" if LATE in problem else "bad_answer", problem)
         if verdict is None:
             return self.bench.crash(self.server, dataclasses.replace(failure, stage=Stage.SERVING), self.host)
         return classify(problem, stage=Stage.SERVING, exit_status=None, after_s=failure.after_s, detail=problem)
