@@ -258,7 +258,7 @@ class Load:
         self._send(slot, now, Reply(index, wanted, due=sent if due is None else due, sent=sent, watched=slot.watched))
 
     def _send(self, slot: Slot, now: float, new: Reply) -> None:
-        slot.reply, slot.framing, slot.stream = new, Framing(), sse.TokenStream()
+        slot.reply, slot.framing, slot.stream = new, Framing(), sse.TokenStream(new.wanted_tokens)
         slot.out, slot.parts, slot.stamps = slot.request, [], []
         if slot.sock is None:
             self._connect(slot, now)

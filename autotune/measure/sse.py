@@ -20,6 +20,8 @@ _KEY = b'"completion_tokens"'
 _COUNT = re.compile(rb'"completion_tokens":\s*(\d{1,12})(?!\d)').match
 EVENT_LIMIT = 8 << 20
 """Bytes of one event."""
+OVERSHOOT = 64
+"""Tokens of a last verify step that servers may count beyond what was asked for; they are worth nothing to anybody."""
 
 
 class TokenStream:
@@ -30,9 +32,11 @@ class TokenStream:
     reported one inside the stream; `kind` then names it (`stream_error`, `aborted`).
     """
 
-    __slots__ = ("_count", "_rest", "_tail", "_value", "counts", "error", "finished", "kind", "times")
+    __slots__ = ("_count", "_most", "_rest", "_tail", "_value", "counts", "error", "finished", "kind", "times")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = answers.MOST_COUNT) -> None:
+        """`most`: tokens that were asked for. More are not counted, and many more are a bad answer."""
+        self._most = most
         self.times = array("d")
         self.counts = array("q")
         self.error: str | None = None
@@ -77,7 +81,7 @@ class TokenStream:
             if part.count(_KEY) != part.count(b"\n\n"):
                 return False  # an event without a count of its own: an error, the end
             found = _COUNT(part, part.rfind(_KEY))
-            if found is None or (count := int(found[1])) <= self._count:
+            if found is None or not self._count < (count := int(found[1])) <= self._most:
                 return False
             self._count, self._tail, self._value = count, part, None
             self.times.append(now)
@@ -130,7 +134,7 @@ class TokenStream:
         value = answers.parsed(data)
         if ("error" in value or "object" in value) and (told := answers.error_in(value)):
             self.kind, self.error = "stream_error", told
-        tokens = answers.count(answers.usage_of(value), "completion_tokens")
+        tokens = self._tokens(answers.usage_of(value))
         if tokens:
             self._value = value
             if value.get("choices") != []:
@@ -159,8 +163,15 @@ class TokenStream:
         if reason:
             self.finished = True
         steps = answers.count(meta if "spec_verify_ct" in meta else usage, "spec_verify_ct")
-        return {"completion_tokens": answers.count(usage, "completion_tokens"),
-                "prompt_tokens": answers.count(usage, "prompt_tokens"), "verify_steps": steps}
+        return {"completion_tokens": self._tokens(usage), "prompt_tokens": answers.count(usage, "prompt_tokens"),
+                "verify_steps": steps}
+
+    def _tokens(self, usage: dict[str, Any]) -> int | None:
+        """The tokens so far, none beyond those that were asked for. Raises BadAnswer."""
+        told = answers.count(usage, "completion_tokens")
+        if told is not None and told > self._most + OVERSHOOT:
+            raise BadAnswer(f"the server counts {told} tokens where {self._most} were asked for")
+        return told if told is None else min(told, self._most)
 
 
 def _end_of_alike(part: bytes) -> int:

@@ -176,6 +176,27 @@ def test_an_event_that_is_too_deep_or_too_long_a_number_is_a_bad_answer(data: by
         read(event(data))
 
 
+def test_tokens_beyond_what_was_asked_for_are_not_counted_and_many_more_are_a_bad_answer() -> None:
+    for first in ((completion("a", 2),), (completion("a"),)):
+        stream = TokenStream(8)
+        for i, payload in enumerate((*first, completion("b", 8), completion("c", 24), completion("", 24, "length"))):
+            stream.feed(payload, float(i))
+        assert stream.close()["completion_tokens"] == 8 and max(stream.counts) == 8
+        with pytest.raises(BadAnswer, match="counts 1000000000 tokens where 8 were asked for"):
+            stream.feed(completion("d", 10**9), 9.0)
+
+
+def test_the_fast_way_counts_no_token_beyond_what_was_asked_for_either() -> None:
+    framing, stream = Framing(), TokenStream(8)
+    framing.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    events = [completion("a", count) for count in (2, 5, 9, 20)]
+    stream.take(framing, [b"%x\r\n%b\r\n" % (len(event), event) for event in events], [1.0, 2.0, 3.0, 4.0])
+    assert list(stream.counts) == [2, 5, 8] and stream.close()["completion_tokens"] == 8
+    with pytest.raises(BadAnswer):
+        lie = completion("a", 10**9)
+        stream.take(framing, [b"%x\r\n%b\r\n" % (len(lie), lie)], [5.0])
+
+
 def test_an_event_without_end_is_a_bad_answer() -> None:
     stream = TokenStream()
     with pytest.raises(BadAnswer, match="an event of more than"):
