@@ -191,7 +191,7 @@ def keep(order: dict[str, object], control: int) -> int:
         server = subprocess.Popen(order["argv"], cwd=str(order["cwd"]), env=order["env"],  # type: ignore[call-overload]
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                   start_new_session=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a null character in an argument, an = in a variable's name
         log.write(f"autotune: cannot start the server: {error}\n".encode())
         log.close()
         _tell(folder / "exit.json", {"exit_status": 127, "ended_by": "start", "left": 0})

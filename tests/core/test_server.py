@@ -113,6 +113,15 @@ def test_a_program_that_does_not_exist_is_a_failure_not_an_exception(tmp_path: p
     assert "cannot start the server" in live.log.read_text()
 
 
+def test_an_argument_that_no_program_takes_is_such_a_failure_too(tmp_path: pathlib.Path) -> None:
+    live = server(tmp_path, fault="none")
+    live.command = dataclasses.replace(live.command, argv=(*live.command.argv, "a\0b"))
+    with live:
+        failure = live.wait_ready()
+    assert failure is not None and failure.exit_status == 127
+    assert "null" in live.log.read_text()
+
+
 def test_a_flooded_log_keeps_its_head_and_its_tail(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_FLOOD_MB", "20")
     with server(tmp_path, fault="flood", at="load") as live:
