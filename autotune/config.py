@@ -181,6 +181,11 @@ class Settings:
         rules = self.engine.rules_for(self.space, version)
         return dataclasses.replace(self, space=self.space.with_rules(rules, origin))
 
+    def asking(self) -> Settings:
+        """With the engine's version asked of an interpreter that only its file names, which the user was shown."""
+        asked = dataclasses.replace(self, engine=dataclasses.replace(self.engine, python_of_file=False))
+        return asked.ruled(engine_version(asked.engine))
+
     @property
     def study_name(self) -> str:
         return self.study.name or self.space.name
@@ -358,6 +363,7 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
     if not isinstance(cfg.get("engine"), dict):
         raise UsageError(f"space {space.name}: engine {space.engine!r} is not a file of conf/engine/")
     engine = EngineSpec.parse(cfg["engine"], f"engine {cfg['engine'].get('name')}")
+    engine = dataclasses.replace(engine, python_of_file=engine.python is not None and "engine.python" not in keys)
     sections = {name: section(kind, cfg[name], name) for name, kind in SECTIONS.items()}
     if sections["executor"].kind == "ray" and sections["parallel"].count != 1:
         raise UsageError("parallel.slots is for launches on this host: with executor=ray, Ray places them "

@@ -49,14 +49,21 @@ class Gpus:
 
 @dataclasses.dataclass(frozen=True)
 class Installed:
-    """What an interpreter has of an engine: its package's version (None: no such package), and whether it finds it."""
+    """What an interpreter has of an engine: its package's version (None: no such package), and whether it finds it.
+
+    asked: False for an interpreter that a file names, which nothing starts before the engine itself.
+    """
 
     version: str | None
     found: bool
+    asked: bool = True
 
 
 def engine_version(engine: EngineSpec) -> str | None:
-    """The engine's version: given in the engine file, else that of its package in its interpreter; None: unknown."""
+    """The engine's version: given in the engine file, else that of its package in its interpreter; None: unknown.
+
+    An interpreter that the engine file names is not asked: a file of others runs nothing before its command was shown.
+    """
     return engine.version or installed(engine).version
 
 
@@ -66,6 +73,8 @@ def installed(engine: EngineSpec) -> Installed:
         import autotune
 
         return Installed(autotune.__version__, True)
+    if engine.python_of_file:
+        return Installed(None, True, asked=False)
     module = engine.command[2].split(".")[0] if engine.command[:2] == ("{python}", "-m") else ""
     return _asked(engine.python or sys.executable, engine.package or "", module)
 

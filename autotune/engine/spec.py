@@ -132,6 +132,8 @@ class EngineSpec:
     command: tuple[str, ...]
     params: Mapping[str, ParamSpec]
     python: str | None = None
+    python_of_file: bool = False
+    """The interpreter was named by a file, not by the user: it is not started but to start the engine."""
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     vars: Mapping[str, str] = dataclasses.field(default_factory=dict)
     args: tuple[Action, ...] = ()

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from autotune.config import data_folder, load
+from autotune.engine.probe import engine_version
 from autotune.records import UsageError
 from autotune.yamlfile import MOST_BYTES, MOST_NODES, check
 
@@ -182,3 +183,31 @@ def test_a_command_line_of_such_values_is_one_line(override: str, tmp_path: path
     with pytest.raises(UsageError) as error:
         load(["+space=mine", override], write(tmp_path))
     assert "\n" not in str(error.value) and len(str(error.value)) < 1000
+
+
+def with_interpreter(tmp_path: pathlib.Path) -> tuple[list[str], pathlib.Path, pathlib.Path]:
+    """(a folder of spaces whose engine file names its own interpreter, that program, what it writes when it runs)."""
+    program, ran = tmp_path / "evil.sh", tmp_path / "ran"
+    program.write_text(f"#!/bin/sh\necho x >> {ran}\necho 9.9\necho 1\n")
+    program.chmod(0o755)
+    own = f"version: {{package: foo}}\npython: {program}\n"
+    return write(tmp_path, engine=ENGINE.replace("[prog]", "['{python}', -m, foo]") + own), program, ran
+
+
+def test_an_interpreter_that_a_file_names_is_not_run_to_look_at_a_space(tmp_path: pathlib.Path) -> None:
+    folder, program, ran = with_interpreter(tmp_path)
+    for verb, *more in (("check",), ("tune", "--cfg"), ("worker", "--cfg"), ("report",), ("export",)):
+        done = subprocess.run([sys.executable, "-m", "autotune", verb, "+space=mine", "device=cpu", "--spaces", *folder,
+                               *more], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode in (0, 2) and "Traceback" not in done.stderr
+        assert verb != "check" or ("version not asked" in done.stdout and str(program) in done.stdout)
+        assert not ran.exists(), verb
+
+
+def test_an_interpreter_that_the_user_names_or_is_about_to_start_is_asked(tmp_path: pathlib.Path) -> None:
+    folder, program, ran = with_interpreter(tmp_path)
+    settings = load(["+space=mine"], folder, installed=False)
+    assert settings.engine.python_of_file and engine_version(settings.engine) is None and not ran.exists()
+    assert engine_version(settings.asking().engine) == "9.9"
+    given = load(["+space=mine", f"engine.python={program}"], folder)
+    assert not given.engine.python_of_file and engine_version(given.engine) == "9.9"
