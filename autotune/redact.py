@@ -112,14 +112,15 @@ class Redactor:
         if isinstance(value, str):
             return HIDDEN if hide and not plain(value) and not value.startswith("--") else self.text(value)
         if isinstance(value, Mapping):
-            return {k: self.data(v, hide or (isinstance(k, str) and secret_name(k))) for k, v in value.items()}
+            return {self.text(k) if isinstance(k, str) else k:
+                    self.data(v, hide or (isinstance(k, str) and secret_name(k))) for k, v in value.items()}
         if isinstance(value, list | tuple):
             return [self.data(item, hide or after) for item, after in after_flags(value)]
         return value
 
     def mapping(self, value: Mapping[str, object]) -> dict[str, object]:
         """`data` for a mapping."""
-        return {k: self.data(v, secret_name(k)) for k, v in value.items()}
+        return {self.text(k): self.data(v, secret_name(k)) for k, v in value.items()}
 
     def argv(self, argv: Sequence[str]) -> list[str]:
         """An argument vector with secret values hidden."""

@@ -48,6 +48,8 @@ from autotune.workload import target_of
 TRIES = 3
 """Of a launch whose port was taken or that the machine slept through, and of a measurement that it slept through."""
 GPU_SLACK_MIB = 512.0
+MOST_RESOLVED = 256 << 10
+"""Characters of what a server says that it resolved, which each of its trials keeps."""
 PLACED = "placed"
 """Begins the stage at which a launch that had to wait for its place has one: waiting is no cost of a configuration."""
 LOG = logging.getLogger("autotune")
@@ -112,7 +114,7 @@ class LiveServer:
         self.progress("agreement", self.server.after_s)
         for _ in range(TRIES):
             began = time.monotonic()
-            verdict, problem = gate.check(self._target(), is_baseline)
+            verdict, problem = gate.check(self._target(), is_baseline, self.server.redactor.text)
             if not problem or not self._slept(began, "agreement"):
                 break
         if verdict is not None:
@@ -178,7 +180,7 @@ class LiveServer:
             found = measure(target, settings.workload.load(load, self.measurements), meter, settings.workload.window(),
                             limits=Limits(settings.limits), alive=lambda: self.server.alive,
                             progress=lambda text: self.progress(text, self.server.after_s),
-                            record=self.folder / f"requests-{label}.jsonl")
+                            record=self.folder / f"requests-{label}.jsonl", hide=self.server.redactor.text)
         if isinstance(found, Measurement):
             return dataclasses.replace(found, output_agreement=self.agreement)
         if self.server.unkept:
@@ -193,7 +195,9 @@ class LiveServer:
         info = self.bench.settings.engine.info
         if info.path is None:
             return {}
-        return self.server.redactor.mapping(info.same(self.server.get_json(info.path)))
+        same = self.server.redactor.mapping(info.same(self.server.get_json(info.path)))
+        text = json.dumps(same, sort_keys=True, default=str)
+        return same if len(text) <= MOST_RESOLVED else {"digest_of_too_much": digest(text)}
 
 
 @dataclasses.dataclass

@@ -96,6 +96,11 @@ def test_a_password_may_be_a_number_and_a_count_is_none() -> None:
     assert clean.text("1234 tokens, 123456789 tokens") == f"1234 tokens, {HIDDEN} tokens"
 
 
+def test_a_secret_is_hidden_in_keys_too() -> None:
+    known = Redactor(["canary-secret"])
+    assert known.mapping({"a canary-secret": {"canary-secret": [1]}}) == {f"a {HIDDEN}": {HIDDEN: [1]}}
+
+
 def test_an_override_keeps_its_name_and_its_secret_is_known_everywhere() -> None:
     argv = ["tune", "+space=local", "+engine.env.HF_TOKEN=a b,c", "+engine.args=[--api-key,wxyz]", "study.launches=4",
             "++engine={args:[--admin-api-key=qrst,--port,80]}", "study.storage=postgresql://u:p/w@h/db"]

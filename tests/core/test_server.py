@@ -20,8 +20,10 @@ from autotune.engine.server import Server
 from autotune.gate import Gate
 from autotune.measure.agreement import AgreementSettings
 from autotune.measure.calibrate import Unanswered, chars_per_token
+from autotune.measure.reply import Reply, write_replies
 from autotune.measure.spec import MetricNames, Target
 from autotune.records import Stage
+from autotune.redact import Redactor
 from tests.core.engines import SETTINGS, server
 from tests.core.test_answers import dripping, said, serving
 from tests.measure.harness import BUILTIN, LOAD
@@ -294,7 +296,7 @@ def test_a_first_completion_in_a_wrong_form_is_one_line_that_says_so(tmp_path: p
 def test_greedy_outputs_in_a_wrong_form_are_a_problem_of_one_line(tmp_path: pathlib.Path, body: bytes) -> None:
     gate = Gate(tmp_path / "agreement.json", AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0), BUILTIN)
     with serving(said(body)) as url:
-        verdict, problem = gate.check(Target(url, "openai", "m", False, None, MetricNames()), baseline=False)
+        verdict, problem = gate.check(Target(url, "openai", "m", False, None, MetricNames()), False, str)
     assert verdict is None and problem.startswith("POST /v1/completions: ") and len(problem) <= 300
 
 
@@ -303,3 +305,17 @@ def test_greedy_outputs_in_a_wrong_form_are_a_problem_of_one_line(tmp_path: path
 def test_a_count_of_a_prompt_in_a_wrong_form_is_no_answer(body: bytes) -> None:
     with serving(said(body)) as url, pytest.raises(Unanswered, match="POST /v1/completions: "):
         chars_per_token(Target(url, "openai", "m", False, None, MetricNames()), LOAD)
+
+
+def test_what_a_server_says_is_kept_without_its_secrets(tmp_path: pathlib.Path) -> None:
+    """Outputs of the baseline, and why requests failed: a server may have them from its environment."""
+    hide = Redactor(["canary-secret"]).text
+    gate = Gate(tmp_path / "agreement.json", AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0), BUILTIN)
+    body = b'{"choices": [{"text": "of a canary-secret tree"}], "usage": {"completion_tokens": 4}}'
+    with serving(said(body), said(body), said(body)) as url:
+        verdict, problem = gate.check(Target(url, "openai", "m", False, None, MetricNames()), True, hide)
+    assert verdict is not None and verdict.agreement == 1.0 and not problem
+    assert [run[0].text for run in gate.references()] == ["of a [redacted] tree"] * 2
+    failed = Reply(1, 8, 0.5, 0.25, ended=2.0, kind="http_500", detail="no access with canary-secret")
+    write_replies(tmp_path / "requests.jsonl", [failed], 0.0, hide)
+    assert "canary" not in (tmp_path / "requests.jsonl").read_text() + gate.file.read_text()
