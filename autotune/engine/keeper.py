@@ -40,6 +40,9 @@ FLUSH_S = 2.0
 TAIL_BYTES = 4 << 20
 KEY_BYTES = 16384
 """No private key is longer; its lines wait for each other, so that they are hidden together."""
+LINE_BYTES = 65536
+HELD_BYTES = 8192
+"""Of a line that does not end, so much waits for what comes next."""
 LEFT_OUT = b"\n[autotune: %d bytes of the log left out here]\n"
 
 
@@ -57,7 +60,7 @@ class BoundedLog:
         self.flushed = time.monotonic()
 
     def write(self, data: bytes) -> None:
-        """Take raw output; whole lines are written, the rest waits for its end (at most 64 KiB).
+        """Take raw output; whole lines are written, the rest waits for its end (at most 72 KiB).
 
         What cannot be written (a full disk) is lost: the server must not notice.
         """
@@ -67,11 +70,16 @@ class BoundedLog:
         if begun >= 0 and b"PRIVATE KEY-----" in data[begun:begun + 60] and len(data) - begun < KEY_BYTES and \
                 data.find(b"-----END", begun, cut) < 0:  # hidden as a whole, once it is one
             cut = max(data.rfind(b"\n", 0, begun), data.rfind(b"\r", 0, begun)) + 1
-        if cut == 0 and len(data) > 65536:
-            cut = len(data)
+        if cut == 0 and len(data) > LINE_BYTES + HELD_BYTES:
+            cut = self._within_line(data)
         self.rest = data[cut:]
         if cut:
             self._lines(data[:cut])
+
+    def _within_line(self, data: bytes) -> int:
+        """Where to cut a line without end: not within a secret, nor between one and what tells it."""
+        text = data.decode("utf-8", "surrogateescape")
+        return len(text[:self.redactor.outside(text, len(text) - HELD_BYTES)].encode("utf-8", "surrogateescape"))
 
     def _lines(self, lines: bytes) -> None:
         if self.head < self.head_limit:
