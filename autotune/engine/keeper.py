@@ -32,7 +32,7 @@ import time
 from collections import deque
 from typing import BinaryIO
 
-from autotune.files import write_json
+from autotune.files import fresh, write_json
 from autotune.redact import Redactor
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -50,7 +50,7 @@ class BoundedLog:
     """A log file of at most `limit` bytes: the first half whole, then a gap, then the newest lines."""
 
     def __init__(self, path: pathlib.Path, limit: int, redactor: Redactor) -> None:
-        self.file: BinaryIO = path.open("wb", buffering=0)
+        self.file: BinaryIO = fresh(path).open("wb", buffering=0)
         self.head_limit = max(limit // 2, 4096)
         self.tail_limit = min(self.head_limit, TAIL_BYTES)
         self.redactor = redactor

@@ -13,6 +13,7 @@ from typing import Self, TextIO
 
 import psutil
 
+from autotune.files import fresh
 from autotune.measure.power.meter import MeterUnavailable, Powered, PowerSettings, Reading
 from autotune.measure.power.tree import ProcessTree
 from autotune.records import Energy
@@ -44,7 +45,7 @@ class CpuTimeMeter:
 
     def __enter__(self) -> Self:
         if self._trace:
-            self._file = self._trace.open("w", encoding="utf-8")
+            self._file = fresh(self._trace).open("w", encoding="utf-8")
             self._file.write("t_s,device,watts,assumed\n")
         self.read()
         return self

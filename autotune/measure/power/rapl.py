@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
+from autotune.files import fresh
 from autotune.measure.power.meter import MeterUnavailable, Powered, PowerSettings, Reading
 from autotune.records import Energy
 
@@ -45,7 +46,7 @@ class RaplMeter:
 
     def __enter__(self) -> Self:
         if self._trace:
-            self._file = self._trace.open("w", encoding="utf-8")
+            self._file = fresh(self._trace).open("w", encoding="utf-8")
             self._file.write("t_s,device,watts,assumed\n")
         self._thread.start()
         return self
