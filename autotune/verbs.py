@@ -84,6 +84,7 @@ def tune(settings: Settings) -> int:
         refuse(settings, report)
         settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
         study = open_study(settings, report=report)
+        study.lead()
         held.enter_context(study.left_by_us())
         study.set_attr("provenance", provenance(settings, report))
         study.set_attr("strategy", settings.study.strategy)

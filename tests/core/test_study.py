@@ -101,6 +101,36 @@ def test_trials_of_a_dead_tuner_are_told_fail_and_of_a_living_one_left(tmp_path:
     assert study.records()[0].attrs["fail_reason"] == "the tuner died"
 
 
+def test_a_study_has_one_tuner_at_a_time_wherever_its_outputs_are(tmp_path: pathlib.Path) -> None:
+    open_study(tmp_path).lead()
+    program = ("import sys, pathlib; from tests.core.test_study import *; "
+               "study = open_study(pathlib.Path(sys.argv[1])); study.lead(); "
+               "print('leads', flush=True); sys.stdin.read()")
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    own = open_study(tmp_path)
+    own.set_attr("tuner", owner_id().rsplit("|", 1)[0] + "|1")  # one that is dead
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          cwd=root, env={**os.environ, "PYTHONPATH": root}) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"leads\n"
+        with pytest.raises(AutotuneError, match=rf"another autotune \(pid {other.pid}\) tunes study s .* verb worker"):
+            own.lead()
+        other.kill()
+    own.lead()
+    own.lead()
+
+
+def test_a_tuner_elsewhere_lives_while_its_trial_does(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    elsewhere = "far/1|boot|77|1"
+    study.set_attr("tuner", elsewhere)
+    study.lead()
+    study.set_attr("tuner", elsewhere)
+    trial = study.ask(SPACE.baseline, launch=1)
+    trial.set_user_attr("owner", elsewhere)
+    with pytest.raises(AutotuneError, match=r"\(on far/1, pid 77\)"):
+        study.lead()
+
+
 def test_a_trial_that_was_just_made_when_the_user_interrupted_is_not_left_running(tmp_path: pathlib.Path) -> None:
     study = open_study(tmp_path)
     with pytest.raises(KeyboardInterrupt), study.left_by_us():
