@@ -10,6 +10,7 @@ it; values that look secret by themselves (access tokens, keys, `user:password@h
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -24,6 +25,9 @@ SHORTEST = 4
 NUMBER_LENGTH = 8
 """Numbers with fewer digits are counts and ports more often than secrets: they are hidden only where they are given.
 So are shorter parts of a list in one value."""
+BEGINNING = 8
+"""So many characters of a known value are taken for it where a text was cut off."""
+CUT = ("'", '"', "`", "...")
 ROUNDS = 4
 GROUP_LENGTH = 8192
 MOST_BRACKETS = 64
@@ -105,6 +109,7 @@ class Redactor:
             before = text
             if self._known is not None and any(form in text for form in self._forms):
                 text = HIDDEN.join(self._known.sub(HIDDEN, part) for part in text.split(HIDDEN))
+            text = self._without_beginnings(text)
             text = _without(text, _shaped(text))
             text = _without(text, _flagged(text))
             text = _without(text, _named(text))
@@ -123,6 +128,13 @@ class Redactor:
         while cut := [start for start, end in spans if start - BEFORE < place <= end]:
             place = min(cut) - BEFORE
         return place if place > 0 else at
+
+    def _without_beginnings(self, text: str) -> str:
+        """Without what is left of known values where somebody cut a text off: at its end, or before a quote."""
+        for form in self._forms:
+            if len(form) > BEGINNING and form[:BEGINNING] in text:
+                text = _without(text, _begun(text, form))
+        return text
 
     def data(self, value: object, hide: bool = False) -> object:
         """The same for nested lists and mappings; what is under a secret-looking key or flag is hidden (`hide`)."""
@@ -230,6 +242,16 @@ def _without(text: str, spans: Iterator[Span]) -> str:
         kept += [text[at:start], HIDDEN]
         at = end
     return "".join([*kept, text[at:]]) if kept else text
+
+
+def _begun(text: str, form: str) -> Iterator[Span]:
+    """Where a known value begins and is cut off."""
+    at = text.find(form[:BEGINNING])
+    while at >= 0:
+        end = at + len(os.path.commonprefix([form, text[at:at + len(form)]]))
+        if end == len(text) or text.startswith(CUT, end):
+            yield at, end
+        at = text.find(form[:BEGINNING], end)
 
 
 def _shaped(text: str) -> Iterator[Span]:

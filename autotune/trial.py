@@ -188,7 +188,8 @@ class LiveServer:
                          "(dmesg); the study is kept and can be resumed")
         if found.host_fault:
             raise AutotuneError(f"{found.detail}: the study stops here and can be resumed once this is mended")
-        failure = self.server.failure(found.kind, " ".join([found.detail, found.excerpt[-1000:]]).strip())
+        excerpt = self.server.redactor.text(found.excerpt)[-1000:]
+        failure = self.server.failure(found.kind, f"{found.detail} {excerpt}".strip())
         return self.bench.crash(self.server, dataclasses.replace(failure, stage=Stage.SERVING), self.host)
 
     def _resolved(self) -> dict[str, Any]:

@@ -194,3 +194,12 @@ def test_every_value_of_a_flag_that_takes_several_is_hidden() -> None:
     assert Redactor().argv(argv) == ["serve", "--api-key", "[redacted]", "[redacted]", "--port", "80",
                                      "--auth-token", "[redacted]", "./models/m"]
     assert set(Redactor.from_command(argv).values) == {"canary1x", "canary2x", "canary3x"}
+
+
+@pytest.mark.parametrize("shown", ["{0!r}", "{0}", '"{0}"', "{0}...", "b'{0}'"])
+def test_a_known_value_that_somebody_cut_off_is_hidden_as_far_as_it_goes(shown: str) -> None:
+    clean, secret = Redactor(["canary-95/with 'quotes'", "canary-96"]), "canary-95/with 'quotes'"
+    for length in range(8, len(secret)):
+        said = shown.format(f"HTTP 500: no access with {secret[:length]}")
+        assert "canary" not in clean.text(said), said
+    assert clean.text("canary-9 is no secret, canary birds neither") == "canary-9 is no secret, canary birds neither"

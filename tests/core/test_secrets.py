@@ -61,10 +61,11 @@ def site(folder: pathlib.Path) -> Site:
              "params": {"speed": {"choices": [200]}, "fault": {"choices": ["none", "exit"]},
                         "at": {"choices": ["load"]}, "concurrency": {"choices": [2], "load": True}},
              "baseline": {"speed": 200, "fault": "none", "at": "load", "concurrency": 2},
-             "workload": SHORT, "server": {"ready_poll_s": 0.1}, "study": {"confirm": {"finalists": 0}},
+             "workload": {**SHORT, "min_errors": 500, "max_error_rate": 0.9},
+             "server": {"ready_poll_s": 0.1}, "study": {"confirm": {"finalists": 0}},
              "agreement": {"prompts": 1, "output_tokens": 2, "context_tokens": 4}}
     args = {"all": ["--host", "{host}", "--port", "{port}", "--api-key", "canary20engine",
-                    "--say", str(folder / "said"), "--message",
+                    "--say", str(folder / "said"), "--echo", ",".join(ENVIRONMENT), "--message",
                     "no access with canary20engine and hf_canary22canary22canary"]}
     env = {"SERVER_SECRET": "canary21engine", "SERVICE_URL": "https://canary23engine@h/",
            "accessToken": "canary24engine"}
@@ -109,6 +110,8 @@ def test_no_secret_reaches_anything_that_is_written_or_printed(tmp_path: pathlib
     assert found == {}
     kinds = {p.suffix for p in files}
     assert {".log", ".json", ".jsonl", ".html", ".md", ".db", ".sh", ".service", ".yaml"} <= kinds
+    assert "[redacted]" in (place.study / "agreement.json").read_text()
+    assert any("no access [redacted]" in p.read_text() for p in place.study.glob("launches/*/requests-*.jsonl"))
     assert "[redacted]" in log.read_text() and "db.example" in log.read_text()
     with sqlite3.connect(place.study / "study.db") as db:
         notes = [row[0] for row in db.execute("select value_json from study_system_attributes where key like '%note%'")]

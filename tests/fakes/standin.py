@@ -121,11 +121,16 @@ class Server:
         count = int(str(ask.get("max_tokens", 16)))
         prompt = len(str(ask.get("prompt", "")).split())
         usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
+        told = self.echoed()
         if not ask.get("stream"):
             self.tokens += count
-            return self.reply(writer, 200, {"choices": [{"text": " ".join(f"word{i}" for i in range(count))}],
+            return self.reply(writer, 200, {"choices": [{"text": " ".join(f"word{i}" for i in range(count)) + told}],
                                             "usage": usage})
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        if told and self.served % 3 == 0:
+            self.event(writer, {"error": {"message": f"no access{told}"}})
+            self.chunk(writer, b"data: [DONE]\n\n")
+            return writer.write(b"0\r\n\r\n")
         for index in range(count):
             if fault == "cut-streams" and index == count // 2:
                 writer.transport.abort()
@@ -145,6 +150,10 @@ class Server:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return None
+
+    def echoed(self) -> str:
+        """Variables of the environment, as careless servers tell them."""
+        return "".join(f" {os.environ.get(name)}" for name in self.args.echo.split(",") if name)
 
     def event(self, writer: asyncio.StreamWriter, content: object) -> None:
         self.chunk(writer, b"data: " + json.dumps(content).encode() + b"\n\n")
@@ -181,6 +190,7 @@ def main() -> None:
     parser.add_argument("--admin-api-key", default="")
     parser.add_argument("--hf-token", default="")
     parser.add_argument("--say", default="", help="a file whose lines are said at the start")
+    parser.add_argument("--echo", default="", help="variables whose values answers and errors hold")
     args = parser.parse_args()
     if args.fault in ("ignore-sigterm", "keep-port"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

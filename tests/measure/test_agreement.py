@@ -8,7 +8,9 @@ import pathlib
 import pytest
 
 from autotune.framing import BadAnswer
+from autotune.gate import Gate
 from autotune.measure.agreement import AgreementSettings, Output, collect, common_share, judge, poisson_tail, repeats
+from autotune.redact import HIDDEN, Redactor
 from tests.fakes.stub import Stub
 from tests.measure.harness import BUILTIN, target_of
 
@@ -79,3 +81,14 @@ def test_the_tail_of_the_poisson_distribution_is_that_of_the_tables() -> None:
 def test_a_server_that_refuses_is_told(tmp_path: pathlib.Path) -> None:
     with Stub(tmp_path, "--fault", "http500:1") as stub, pytest.raises(BadAnswer, match="HTTP 500"):
         collect(target_of(stub), dataclasses.replace(SETTINGS, prompts=1), BUILTIN, 1)
+
+
+def test_a_secret_that_a_server_echoes_is_neither_kept_nor_a_difference(tmp_path: pathlib.Path) -> None:
+    gate = Gate(tmp_path / "agreement.json", dataclasses.replace(SETTINGS, prompts=2), BUILTIN)
+    with Stub(tmp_path) as stub:
+        secret = collect(target_of(stub), gate.settings, BUILTIN, 1)[0].text[20:40]
+        for baseline in (True, False):
+            verdict, problem = gate.check(target_of(stub), baseline, Redactor([secret]).text)
+            assert verdict is not None and verdict.agreement == 1.0 and not problem
+    kept = gate.file.read_text()
+    assert HIDDEN in kept and secret not in kept

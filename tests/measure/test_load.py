@@ -14,9 +14,10 @@ from collections import Counter
 
 import pytest
 
-from autotune.measure.reply import Reply, packed, unpacked
+from autotune.measure.reply import Reply, packed, unpacked, write_replies
 from autotune.measure.spec import LoadOrder, MetricNames, PromptSpec, Target
 from autotune.records import UsageError
+from autotune.redact import Redactor
 from tests.fakes.stub import Stub
 from tests.measure.harness import LOAD, run_load, target_of
 
@@ -196,3 +197,9 @@ def test_requests_still_in_flight_are_reported_as_open(tmp_path: pathlib.Path) -
     with Stub(tmp_path, "--ttft-ms", "60000") as stub:
         replies, _ = run_load(stub, 0, seconds=0.3)
     assert kinds(replies) == {"open": 4}
+
+
+def test_what_is_written_of_a_request_is_clean(tmp_path: pathlib.Path) -> None:
+    failed = Reply(0, 8, due=1.0, sent=1.0, ended=2.0, kind="stream_error", detail="no access with canary-1")
+    write_replies(tmp_path / "requests.jsonl", [failed], zero=1.0, hide=Redactor(["canary-1"]).text)
+    assert json.loads((tmp_path / "requests.jsonl").read_text())["detail"] == "no access with [redacted]"
