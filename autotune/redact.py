@@ -18,8 +18,6 @@ from typing import TypeVar
 from autotune.secretnames import secret_name, strong_name
 
 HIDDEN = "[redacted]"
-BEFORE = 200
-"""Characters before a value that may make it a secret: its name, a header, a flag."""
 SHORTEST = 4
 """Values shorter than this are not replaced everywhere (they would hit ordinary text)."""
 NUMBER_LENGTH = 8
@@ -91,6 +89,8 @@ class Redactor:
         self.values = tuple(sorted(known, key=lambda v: (-len(v), v)))
         forms = {form for value in self.values for form in spellings(value)}
         self._forms = tuple(sorted(forms, key=lambda v: (-len(v), v)))
+        self.longest = max((len(form.encode(errors="replace")) for form in forms), default=0)
+        """Bytes of the longest known value, however it is spelled."""
         self._known = re.compile("|".join(map(re.escape, self._forms))) if forms else None
 
     @classmethod
@@ -116,18 +116,6 @@ class Redactor:
             if text == before:
                 break
         return text
-
-    def outside(self, text: str, at: int) -> int:
-        """The last place up to `at` where `text` can be cut so that both pieces are as clean as the whole.
-
-        `at` itself where what looks secret is as long as all that is before it.
-        """
-        found = [found.span() for found in self._known.finditer(text)] if self._known is not None else []
-        spans = [*found, *_shaped(text), *_flagged(text), *_named(text)]
-        place = at
-        while cut := [start for start, end in spans if start - BEFORE < place <= end]:
-            place = min(cut) - BEFORE
-        return place if place > 0 else at
 
     def _without_beginnings(self, text: str) -> str:
         """Without what is left of known values where somebody cut a text off: at its end, or before a quote."""

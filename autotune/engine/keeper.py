@@ -41,8 +41,10 @@ TAIL_BYTES = 4 << 20
 KEY_BYTES = 16384
 """No private key is longer; its lines wait for each other, so that they are hidden together."""
 LINE_BYTES = 65536
-HELD_BYTES = 8192
-"""Of a line that does not end, so much waits for what comes next."""
+"""A longer line is written in parts, cut where no secret is cut."""
+OVERLAP_BYTES = 4096
+TRIES = 15
+LONG = b"[autotune: %d bytes of a long line left out here]"
 LEFT_OUT = b"\n[autotune: %d bytes of the log left out here]\n"
 
 
@@ -54,32 +56,45 @@ class BoundedLog:
         self.head_limit = max(limit // 2, 4096)
         self.tail_limit = min(self.head_limit, TAIL_BYTES)
         self.redactor = redactor
-        self.head = self.dropped = self.tail_size = 0
+        self.head = self.dropped = self.tail_size = self.skipped = 0
         self.tail: deque[bytes] = deque()
         self.rest = b""
         self.flushed = time.monotonic()
 
     def write(self, data: bytes) -> None:
-        """Take raw output; whole lines are written, the rest waits for its end (at most 72 KiB).
+        """Take raw output; whole lines are written, the rest waits for its end (at most LINE_BYTES).
 
         What cannot be written (a full disk) is lost: the server must not notice.
         """
+        if self.skipped:  # within a line that could not be cut
+            end = data.find(b"\n")
+            self.skipped += len(data) if end < 0 else end
+            if end < 0:
+                return
+            data, self.skipped = LONG % self.skipped + data[end:], 0
         data = self.rest + data
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         begun = data.rfind(b"-----BEGIN ", 0, cut)
         if begun >= 0 and b"PRIVATE KEY-----" in data[begun:begun + 60] and len(data) - begun < KEY_BYTES and \
                 data.find(b"-----END", begun, cut) < 0:  # hidden as a whole, once it is one
             cut = max(data.rfind(b"\n", 0, begun), data.rfind(b"\r", 0, begun)) + 1
-        if cut == 0 and len(data) > LINE_BYTES + HELD_BYTES:
-            cut = self._within_line(data)
+        if cut == 0 and len(data) > LINE_BYTES:
+            cut = self._harmless_cut(data)
+            if not cut:
+                data, self.skipped = b"", len(data)
         self.rest = data[cut:]
         if cut:
             self._lines(data[:cut])
 
-    def _within_line(self, data: bytes) -> int:
-        """Where to cut a line without end: not within a secret, nor between one and what tells it."""
-        text = data.decode("utf-8", "surrogateescape")
-        return len(text[:self.redactor.outside(text, len(text) - HELD_BYTES)].encode("utf-8", "surrogateescape"))
+    def _harmless_cut(self, data: bytes) -> int:
+        """Where a long line may be cut: both parts cleaned are the whole cleaned, and what may be the beginning of a
+        secret waits in the second part. 0: nowhere."""
+        whole = self._clean(data)
+        step = max(OVERLAP_BYTES, 2 * self.redactor.longest)
+        for cut in range(len(data) - step, 0, -step)[:TRIES]:
+            if self._clean(data[:cut]) + self._clean(data[cut:]) == whole:
+                return cut
+        return 0
 
     def _lines(self, lines: bytes) -> None:
         if self.head < self.head_limit:
@@ -105,6 +120,7 @@ class BoundedLog:
             self.file.truncate()
 
     def close(self) -> None:
+        self.rest += LONG % self.skipped if self.skipped else b""
         if self.rest:
             self._lines(self.rest)
             self.rest = b""

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import pathlib
+import re
 import shlex
 import sqlite3
 import subprocess
@@ -152,3 +153,44 @@ def test_a_line_without_end_is_not_cut_within_a_secret(tmp_path: pathlib.Path, b
         text = (tmp_path / "server.log").read_bytes()
         assert b"canary" not in text and text.count(b"[redacted]") == 1
         assert text.startswith(b"x" * before) and text.endswith(b"y" * 100_000)
+
+
+SECRET = "canary18 with 'blanks' and a long tail that no part of may be seen"
+
+
+@pytest.mark.parametrize("said", [
+    SECRET, f"HF_TOKEN='canary18 {'y' * 300}'", "hf_canary18" + "y" * 300,
+    "-----BEGIN RSA PRIVATE KEY-----\\n" + "canary18key" * 300 + "-----END RSA PRIVATE KEY-----"])
+@pytest.mark.parametrize("offset", range(0, 5000, 617))
+def test_a_secret_in_a_line_that_never_ends_is_hidden_wherever_the_line_is_cut(said: str, offset: int,
+                                                                               tmp_path: pathlib.Path) -> None:
+    log = BoundedLog(tmp_path / "server.log", 1 << 20, Redactor([SECRET]))
+    line = ("x " * (32768 - 1500) + "x" * offset + f" {said} " + "z " * 40000).encode()
+    for at in range(0, len(line), 4096):
+        log.write(line[at:at + 4096])
+        assert len(log.rest) < 2 * 65536
+    log.close()
+    written = (tmp_path / "server.log").read_text()
+    assert "[redacted]" in written and not re.search(r"canary|blanks|tail|part of|yyy|key", written)
+    assert written.count("z") == 40000 and written.count("x") == line.count(b"x")
+
+
+def test_a_line_that_is_nothing_but_a_secret_is_left_out_and_what_follows_it_is_not(tmp_path: pathlib.Path) -> None:
+    secret = "canary19" * 20000
+    log = BoundedLog(tmp_path / "server.log", 1 << 20, Redactor([secret]))
+    for _ in range(3):
+        for at in range(0, len(secret), 5000):
+            log.write(secret[at:at + 5000].encode())
+    log.write(b" end of it\nafter\n")
+    log.close()
+    written = (tmp_path / "server.log").read_text()
+    assert "canary" not in written and written.endswith("bytes of a long line left out here]\nafter\n")
+
+
+def test_a_line_that_never_ends_and_is_full_of_secrets_shows_no_part_of_one(tmp_path: pathlib.Path) -> None:
+    log = BoundedLog(tmp_path / "server.log", 1 << 20, Redactor([SECRET]))
+    line = f"{SECRET} and password=canary20canary20 ".encode() * 4000
+    for at in range(0, len(line), 4096):
+        log.write(line[at:at + 4096])
+    log.close()
+    assert not re.search(r"canary|blanks|tail|part of", (tmp_path / "server.log").read_text())
