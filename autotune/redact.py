@@ -22,7 +22,11 @@ SHORTEST = 4
 """Values shorter than this are not replaced everywhere (they would hit ordinary text)."""
 NUMBER_LENGTH = 8
 """Numbers with fewer digits are counts and ports more often than secrets: they are hidden only where they are given.
-So are shorter parts of a list in one value."""
+So are shorter parts of a list in one value, unless they mix letters and digits."""
+PASSWORD_DIGITS = 6
+"""From so many digits on the number of a password is hidden everywhere, where no digit stands beside it."""
+FLAG = re.compile(r"--[a-z]+(?:[-_.][a-z]+)*(?:[ =].*)?", re.S)
+"""A flag's name under a secret-looking key is where the secret goes, not the secret."""
 BEGINNING = 8
 """So many characters of a known value are taken for it where a text was cut off."""
 CUT = ("'", '"', "`", "...")
@@ -71,6 +75,7 @@ BRACKET = re.compile(r"[\[\](){}]")
 WORDS = {"none", "true", "false", "null"}
 PLAIN = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:e[-+]?\d+)?%?|\$\{[A-Z_][A-Z0-9_]*\}", re.I)
 PLAIN_GROUP = re.compile(r"(?:[\s\[\](){},:'\"+.\d-]|\b(?:None|True|False|null|true|false)\b)*")
+MIXED = re.compile(rf"(?=\S*\d)(?=\S*[A-Za-z])\S{{{SHORTEST},}}\Z")
 Span = tuple[int, int]
 Item = TypeVar("Item")
 
@@ -80,28 +85,31 @@ def plain(value: str) -> bool:
     return not value or value.lower() in WORDS or PLAIN.fullmatch(value) is not None
 
 
+def _secret_value(value: str, hide: int) -> bool:
+    """Whether what has a secret-looking name is a secret: no flag, and no number unless it is a password's."""
+    number = hide > 1 and value.isdecimal() and len(value) >= SHORTEST
+    return not FLAG.fullmatch(value) and (number or not plain(value))
+
+
 class Redactor:
     """Replaces known secret values, and whatever looks like one."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        known = {value for value in values
-                 if len(value) >= SHORTEST and value.lower() not in WORDS and HIDDEN not in value}
+        pieces = {part for value in values for part in value.split(HIDDEN) if part == value or len(part) >= BEGINNING}
+        known = {value for value in pieces if len(value) >= SHORTEST and value.lower() not in WORDS}
         self.values = tuple(sorted(known, key=lambda v: (-len(v), v)))
         forms = {form for value in self.values for form in spellings(value)}
         self._forms = tuple(sorted(forms, key=lambda v: (-len(v), v)))
         self.longest = max((len(form.encode(errors="replace")) for form in forms), default=0)
         """Bytes of the longest known value, however it is spelled."""
-        self._known = re.compile("|".join(map(re.escape, self._forms))) if forms else None
+        self._known = re.compile("|".join(map(_anywhere, self._forms))) if forms else None
 
     @classmethod
     def from_command(cls, argv: Sequence[str], *environments: Mapping[str, object]) -> Redactor:
         """Collect the values of secret-looking flags, overrides and variables, and of what looks secret in any."""
-        given = {value for variables in environments for name, value in variables.items()
-                 if isinstance(value, str) and secret_name(str(name))}
-        found = (value for source in (list(argv), *environments) for value in secrets(source)
-                 if (value in given or not value.startswith("--"))
-                 and (not plain(value) or len(value) >= NUMBER_LENGTH))
-        return cls(found)
+        given = (value for variables in environments for name, value in variables.items()
+                 if isinstance(value, str) and secret_name(str(name)) and value.startswith("--"))
+        return cls([*given, *(value for source in (list(argv), *environments) for value in secrets(source))])
 
     def text(self, text: str) -> str:
         """`text` without secrets."""
@@ -124,20 +132,23 @@ class Redactor:
                 text = _without(text, _begun(text, form))
         return text
 
-    def data(self, value: object, hide: bool = False) -> object:
-        """The same for nested lists and mappings; what is under a secret-looking key or flag is hidden (`hide`)."""
+    def data(self, value: object, hide: int = 0) -> object:
+        """The same for nested lists and mappings; what is under a secret-looking key or flag is hidden (`hide`: its
+        `strength`)."""
         if isinstance(value, str):
-            return HIDDEN if hide and not plain(value) and not value.startswith("--") else self.text(value)
+            return HIDDEN if hide and _secret_value(value, hide) else self.text(value)
         if isinstance(value, Mapping):
-            return {self.text(k) if isinstance(k, str) else k:
-                    self.data(v, hide or (isinstance(k, str) and secret_name(k))) for k, v in value.items()}
+            return {self.text(k) if isinstance(k, str) else k: self.data(v, max(hide, strength(k)))
+                    for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return [self.data(item, hide or after) for item, after in after_flags(value)]
+            return [self.data(item, max(hide, after)) for item, after in after_flags(value)]
+        if isinstance(value, int) and not isinstance(value, bool) and hide:
+            return HIDDEN if _secret_value(str(value), hide) or str(value) in self.values else value
         return value
 
     def mapping(self, value: Mapping[str, object]) -> dict[str, object]:
         """`data` for a mapping."""
-        return {self.text(k): self.data(v, secret_name(k)) for k, v in value.items()}
+        return {self.text(k): self.data(v, strength(k)) for k, v in value.items()}
 
     def argv(self, argv: Sequence[str]) -> list[str]:
         """An argument vector with secret values hidden."""
@@ -153,27 +164,48 @@ class Redactor:
         return shown
 
 
-def secrets(value: object, hide: bool = False) -> Iterator[str]:
-    """The secrets in nested lists, mappings and texts: what `Redactor.data` and `Redactor.argv` would hide."""
+def strength(name: object) -> int:
+    """What a name says of its value: 0 nothing, 1 a secret, 2 a password, which may be a number."""
+    return 0 if not isinstance(name, str) or not secret_name(name) else 1 + strong_name(name)
+
+
+def secrets(value: object, hide: int = 0) -> Iterator[str]:
+    """The secrets in nested lists, mappings and texts that are to be known: what `Redactor.data` and `Redactor.argv`
+    would hide, without short numbers. `hide`: the `strength` of the name that the value has."""
+    return (found for found, strong in _found(value, hide) if not FLAG.fullmatch(found) and (
+        not plain(found) or len(found) >= (PASSWORD_DIGITS if strong and found.isdecimal() else NUMBER_LENGTH)))
+
+
+def _found(value: object, hide: int) -> Iterator[tuple[str, bool]]:
+    """(what may be a secret, whether it is a password's)."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from secrets(inner, hide or (isinstance(key, str) and secret_name(key)))
+            yield from _found(inner, max(hide, strength(key)))
     elif isinstance(value, list | tuple):
         for item, after in after_flags(value):
             name, assigned = _assigned(item) if isinstance(item, str) else ("", "")
             if assigned and secret_name(name):
-                yield from secrets(assigned, True)
-            yield from secrets(item, hide or after)
+                yield from _found(assigned, strength(name))
+            yield from _found(item, max(hide, after))
+    elif isinstance(value, int) and not isinstance(value, bool) and hide:
+        yield str(value), hide > 1
     elif isinstance(value, str):
         if hide:
-            yield value
-            yield from (part for part in re.split(r"[,;\s]+", value) if NUMBER_LENGTH <= len(part) < len(value))
+            yield value, hide > 1
+            yield from ((part, False) for part in re.split(r"[,;\s]+", value) if len(part) < len(value) and (
+                len(part) >= NUMBER_LENGTH or MIXED.match(part)))
         spans = [*_shaped(value), *_flagged(value), *_named(value)] if len(value) < GROUP_LENGTH else _shaped(value)
         for start, end in spans:
             found = value[start:end]
-            yield from ITEM.findall(found) if found[:1] in "[({" else [found]
+            yield from ((one, False) for one in (ITEM.findall(found) if found[:1] in "[({" else [found]))
             if ":" in found and value[max(0, start - 3):start] == "://":
-                yield from _password(found.partition(":")[2])
+                yield from ((one, False) for one in _password(found.partition(":")[2]))
+
+
+def _anywhere(form: str) -> str:
+    """A pattern for a known value; a short number is none within a longer one."""
+    short = form.isdecimal() and len(form) < NUMBER_LENGTH
+    return rf"(?<!\d)(?<!\d\.){form}(?!\d)" if short else re.escape(form)
 
 
 def spellings(value: str) -> set[str]:

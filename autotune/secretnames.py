@@ -13,7 +13,7 @@ WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 STRONG = re.compile(r".*(?:passwords?|passwd|passphrases?|passcodes?|secrets?)")
 """Words that hide even a number."""
 ALWAYS = re.compile(
-    r"credentials?|creds?|jwts?|authorization|(?!old).+pwd|.+apikeys?"
+    r"credentials?|creds?|jwts?|authorization|p(?:s|ass)w(?:o?r)?d|webhooks?|(?!old).+pwd|.+apikeys?"
     r"|(?:api|access|private|secret|session|signing|encryption|master|auth|ssh|hmac)keys?"
     r"|(?:hf|gh|git|github|gitlab|npm|pypi|api|auth|access|refresh|id|bearer|session|csrf|xsrf|slack|bot|jwt|oauth|user"
     r"|admin|client|login|security|service)tokens?")
@@ -69,6 +69,8 @@ def secret_name(name: str) -> bool:
     if strong_name(name):
         return True
     found = words(name[-200:])
+    if found[-1:] == ["tokens"] and name.isupper() and not SPECIAL & set(found):
+        return True  # a variable such as TOKENS; counts, which are called so too, are numbers
     padded = ["", *found, ""]
     return any(_secret(*padded[i:i + 3]) for i in range(len(found)))
 

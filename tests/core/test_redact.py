@@ -192,3 +192,30 @@ def test_a_known_value_that_somebody_cut_off_is_hidden_as_far_as_it_goes(shown: 
         said = shown.format(f"HTTP 500: no access with {secret[:length]}")
         assert "canary" not in clean.text(said), said
     assert clean.text("canary-9 is no secret, canary birds neither") == "canary-9 is no secret, canary birds neither"
+
+
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("DASH_TOKEN", "--canary1A", "env is --canary1A"), ("DASH_TOKEN", "--canary-2", "env is --canary-2"),
+    ("SOME_TOKEN", "[redacted]canary3x", "it is canary3x"), ("API_KEYS", "canary4,9zq", "with canary4"),
+    ("API_KEYS", "canary5;x1y2", "with canary5"), ("LIST_TOKENS", "a,canary6z", "with canary6z"),
+    ("TOKENS", "canary7z", "with canary7z"), ("DB_PSWD", "canary8z", "as canary8z"),
+    ("PASSWRD", "canary9", "as canary9"), ("SLACK_WEBHOOK", "https://h.example/canary10", "to https://h.example/canary10")])
+def test_values_of_odd_forms_are_known_too(name: str, value: str, said: str) -> None:
+    assert "canary" in said and "canary" not in Redactor.from_command((), {name: value}).text(said)
+    assert Redactor().mapping({name: value}) == {name: HIDDEN}
+
+
+def test_the_number_of_a_password_is_hidden_where_it_stands_alone() -> None:
+    for password in ("827461", 8274619):
+        clean = Redactor.from_command((), {"NUM_PASSWORD": password})
+        assert clean.text(f"it is {password}: {password}, {password}0 or 0.{password}") == \
+            f"it is {HIDDEN}: {HIDDEN}, {password}0 or 0.{password}"
+        assert clean.mapping({"DB_PASSWORD": password, "port": 827461}) == {"DB_PASSWORD": HIDDEN, "port": 827461}
+    few = {"DB_PASSWORD": 1234, "MAX_TOKENS": "131072", "CHUNK_TOKENS": "131072", "AUTH_TOKEN": 131072}
+    assert Redactor.from_command((), few).text("1234 or 131072") == "1234 or 131072"
+    assert Redactor().mapping(few) == {**few, "DB_PASSWORD": HIDDEN}
+
+
+def test_the_name_of_a_flag_is_no_secret_where_the_secret_is_said_to_go() -> None:
+    engine = {"params": {"api_key": "--api-key", "auth": ["--auth-mode {value}", "--auth-token"]}}
+    assert Redactor.from_command((), engine).values == () and Redactor().data(engine) == engine
