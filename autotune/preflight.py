@@ -13,6 +13,7 @@ from autotune.engine.argv import Command, UnknownPlaceholder, build, choose
 from autotune.engine.probe import Gpus, engine_version, gpu_users, installed, interpreter_problem, visible_gpus
 from autotune.engine.spec import text
 from autotune.measure.power.meter import MeterUnavailable, Powered, open_meter
+from autotune.measure.prompts import read_prompts
 from autotune.printable import KEPT, REPLACED, printable
 from autotune.records import Config, UsageError, Value
 
@@ -122,6 +123,8 @@ def input_problems(settings: Settings, gpus: Gpus) -> list[str]:
     path = settings.workload.prompt_source().path
     if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
         found.append(f"workload.prompts: {path} is not a file that can be read")
+    elif path is not None:
+        read_prompts(path)  # what is wrong in it is said before anything is launched
     if settings.power.source not in ("auto", "none"):
         uuids = () if settings.device == "cpu" else tuple(g.uuid for g in gpus.gpus[:1])
         try:

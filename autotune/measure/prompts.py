@@ -26,6 +26,9 @@ BUILTIN_FILES = ("argparse", "ast", "calendar", "cmd", "codecs", "configparser",
                  "socket", "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading",
                  "timeit", "tokenize", "traceback", "turtle", "types", "typing", "uuid", "warnings", "zipfile")
 START_CHARS_PER_TOKEN = 3.0
+DEEPEST = 32
+"""Of chat messages."""
+LARGEST_ID = 2**31
 
 
 class PromptSet:
@@ -114,9 +117,12 @@ def builtin_text() -> str:
 
 
 def read_prompts(path: pathlib.Path) -> list[Prompt]:
-    """The prompts of a JSONL file: lines with `prompt` (text or token ids), `text` or `messages`."""
+    """The prompts of a JSONL file: lines with `prompt` (text or token ids), `text` or `messages`.
+
+    Raises UsageError, for anything that could not be sent as well.
+    """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").split("\n")  # other ends of lines may stand within a text
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"prompts: cannot read {path}: {error}") from error
     prompts: list[Prompt] = []
@@ -127,11 +133,15 @@ def read_prompts(path: pathlib.Path) -> list[Prompt]:
             row = json.loads(line)
         except ValueError as error:
             raise UsageError(f"{path}:{number}: not JSON: {error}") from error
+        except RecursionError as error:
+            raise UsageError(f"{path}:{number}: JSON that is nested too deeply") from error
         found: Any = None
         if isinstance(row, dict):
             found = next((row[k] for k in ("prompt", "text", "messages") if row.get(k)), None)
         if not _is_prompt(found):
             raise UsageError(f"{path}:{number}: needs prompt (text or token ids), text, or messages")
+        if not _whole(found):
+            raise UsageError(f"{path}:{number}: a text with half a character (a lone surrogate), or nested too deeply")
         prompts.append(found)
     if not prompts:
         raise UsageError(f"{path}: no prompts in it")
@@ -148,12 +158,22 @@ def as_text(messages: Sequence[Any]) -> str:
     return "\n".join(f"{m['role']}: {m['content']}" for m in messages)
 
 
+def _whole(value: Any, depth: int = DEEPEST) -> bool:
+    """Whether every text can be sent, and what it is in is no deeper than servers read."""
+    if isinstance(value, str):
+        return not any("\ud800" <= c <= "\udfff" for c in value) if not value.isascii() else True
+    if isinstance(value, list | dict):
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        return depth > 0 and all(_whole(item, depth - 1) for item in items)
+    return True
+
+
 def _is_prompt(value: Any) -> bool:
     if isinstance(value, str):
         return bool(value)
     if not isinstance(value, list) or not value:
         return False
-    if all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+    if all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < LARGEST_ID for v in value):
         return True
     return all(isinstance(v, dict) and "role" in v and "content" in v for v in value)
 

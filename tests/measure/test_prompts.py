@@ -83,3 +83,25 @@ def test_a_missing_file_and_bad_settings_are_one_clear_line(tmp_path: pathlib.Pa
 def test_token_ids_in_a_file_cannot_be_cut_to_a_length(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UsageError, match="fixed length"):
         PromptSet(jsonl(tmp_path, {"prompt": [1, 2]}), 60)
+
+
+def test_odd_ends_of_lines_within_a_text_are_part_of_it(tmp_path: pathlib.Path) -> None:
+    odd = "a\u2028b\u0085c\x0bd\x1ce"
+    path = tmp_path / "p.jsonl"
+    text = f"{json.dumps({'prompt': odd}, ensure_ascii=False)}\r\n{json.dumps({'prompt': 'two'})}\r\n"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())  # with a mark of byte order, as some editors begin files
+    assert read_prompts(path) == [odd, "two"]
+
+
+@pytest.mark.parametrize("row", [
+    '{"prompt": "a \\ud800 b"}', '{"messages": [{"role": "user", "content": "\\udfff"}]}',
+    '{"messages": [{"role": "user", "content": "x", "\\ud801": 1}]}',
+    '{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    '{"messages": [{"role": "user", "content": ' + "[" * 40 + "]" * 40 + "}]}",
+    '{"prompt": [1, -1]}', '{"prompt": [2147483648]}'])
+def test_what_could_not_be_sent_is_one_line_that_names_where(row: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(f'{{"prompt": "fine"}}\n{row}\n')
+    with pytest.raises(UsageError, match="p.jsonl:2: ") as error:
+        read_prompts(path)
+    assert "\n" not in str(error.value) and str(error.value).encode()
