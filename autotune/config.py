@@ -83,9 +83,11 @@ class StudySettings:
             raise UsageError(f"study.isolate is a number of launches, not {self.isolate}")
         if not 0 <= self.min_gain < 1:
             raise UsageError("study.min_gain is a share between 0 and 1")
-        if self.name is not None and (not self.name.strip() or set(self.name) & set("/\\\0") or
-                                      self.name.startswith(".") or len(os.fsencode(self.name)) > 100):
-            raise UsageError(f"study.name {self.name[:120]!r} must be a plain folder name of at most 100 bytes")
+        name = self.name or "-"
+        if not name.strip() or not name.isprintable() or set(name) & set("/\\") or name.startswith(".") or \
+                len(os.fsencode(name)) > 100 or self.name == "":
+            raise UsageError(f"study.name {name[:120]!r} must be a plain folder name of at most 100 bytes, without "
+                             "control characters")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -373,6 +375,9 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
     for name, kind in SCALARS.items():
         if not isinstance(cfg[name], kind):
             raise UsageError(f"{name} must be a text, not {cfg[name]!r}")
+    for name in ("outputs", "out"):  # they are printed, and stand in reports and launch files
+        if isinstance(cfg[name], str) and not cfg[name].isprintable():
+            raise UsageError(f"{name}={cfg[name]!r}: a path without control characters is needed")
     _one_of("device", cfg["device"], DEVICES)
     if not isinstance(cfg["limits"] or {}, dict):
         raise UsageError(f"limits must be a mapping, not {cfg['limits']!r}")

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from autotune import config
+from autotune import config, preflight
 from autotune.config import load, space_files
 from autotune.measure.prompts import PromptSet
 from autotune.records import UsageError
@@ -272,3 +272,17 @@ def test_a_study_is_told_of_where_its_engine_is_another_or_none(tmp_path: pathli
     asked.chmod(0o755)
     other = load([*given, f"engine.python={asked}", "engine.version.package=x"], installed=False)
     assert verbs.run("report", other, False) == 0 and not (tmp_path / "was-asked").exists()
+
+
+@pytest.mark.parametrize("override", ["study.name='a\x1b[31mb'", "study.name='a\u202eb'", "study.name='a\x7f'",
+                                      "study.name=''", "outputs='/tmp/a\x1b[31mb'", "+out='a\u202eb'"])
+def test_a_name_that_would_do_something_to_a_terminal_is_refused(override: str) -> None:
+    with pytest.raises(UsageError, match="without control characters") as error:
+        load(["+space=local", override])
+    assert str(error.value).isprintable()
+
+
+def test_a_file_of_prompts_that_cannot_be_used_is_said_before_anything_is_launched(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "\\ud800"}\n')
+    with pytest.raises(UsageError, match="p.jsonl:1: a text with half a character"):
+        preflight.check(load(["+space=local", f"workload.prompts={tmp_path}/p.jsonl"]))
