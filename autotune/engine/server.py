@@ -27,6 +27,7 @@ from typing import Any
 from autotune.answers import NoAnswer, ask, count, parts, text, usage_of
 from autotune.awake import Awake
 from autotune.engine.argv import Command
+from autotune.engine.patterns import found
 from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageReader
 from autotune.files import write_json
@@ -280,7 +281,7 @@ class Server:
             return pattern is None
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - 65536))
-            return bool(pattern.search(file.read().decode("utf-8", "replace")))
+            return any(found(pattern, line) for line in file.read().decode("utf-8", "replace").splitlines())
 
     def _healthy(self, path: str) -> tuple[bool, str]:
         try:
@@ -300,6 +301,6 @@ def free_port(host: str = "127.0.0.1") -> int:
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}

@@ -13,12 +13,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.engine.patterns import compiled
 from autotune.records import Stage, UsageError, Value
 from autotune.space import Rule, Space, parse_rules
 
 KEYS = {"name", "describe", "command", "python", "env", "vars", "args", "params", "rules", "version", "ready",
         "stages", "stage_limits_s", "request", "metrics", "info", "config_file", "stop"}
 ACTION_KEYS = {"flag", "switch", "off_switch", "args", "env", "gpus", "versions"}
+PATH = re.compile(r"/[!-~]*")
 APIS = ("openai_completions", "sglang_generate")
 PARAM_KEYS = ACTION_KEYS | {"choices", "default"}
 
@@ -174,7 +176,7 @@ class EngineSpec:
             stage_limits_s={_stage(k, where): float(v) for k, v in _seconds(
                 raw.get("stage_limits_s") or {}, f"{where}: stage_limits_s").items()},
             request=_request(raw.get("request"), f"{where}: request"),
-            metrics=_section(Metrics, raw.get("metrics"), f"{where}: metrics"),
+            metrics=_metrics(raw.get("metrics"), f"{where}: metrics"),
             info=_info(raw.get("info") or {}, where),
             config_file=raw.get("config_file"), stop_s=_stop(raw.get("stop") or {}, where),
         )
@@ -304,7 +306,8 @@ def _action(spec: Any, where: str, valued: bool = False) -> Action:
 
 def _ready(raw: Mapping[str, Any], where: str) -> Ready:
     _known(raw, {"path", "log"}, f"{where}: ready")
-    return Ready(str(raw.get("path", "/health")), _regex(raw["log"], where) if raw.get("log") else None)
+    return Ready(_path(raw.get("path", "/health"), f"{where}: ready.path"),
+                 _regex(raw["log"], where) if raw.get("log") else None)
 
 
 def _mark(raw: Mapping[str, Any], where: str) -> StageMark:
@@ -314,13 +317,22 @@ def _mark(raw: Mapping[str, Any], where: str) -> StageMark:
 
 def _info(raw: Mapping[str, Any], where: str) -> Info:
     _known(raw, {"path", "identity", "ignore"}, f"{where}: info")
-    return Info(raw.get("path"), tuple(raw.get("identity") or ()), tuple(raw.get("ignore") or ()))
+    path = raw.get("path")
+    return Info(None if path is None else _path(path, f"{where}: info.path"),
+                tuple(raw.get("identity") or ()), tuple(raw.get("ignore") or ()))
 
 
 def _section(kind: type[Any], raw: Any, where: str) -> Any:
     raw = raw or {}
     _known(raw, {f.name for f in dataclasses.fields(kind)}, where)
     return kind(**raw)
+
+
+def _metrics(raw: Any, where: str) -> Metrics:
+    metrics: Metrics = _section(Metrics, raw, where)
+    if metrics.path is not None:
+        _path(metrics.path, f"{where}.path")
+    return metrics
 
 
 def _request(raw: Any, where: str) -> Request:
@@ -330,11 +342,18 @@ def _request(raw: Any, where: str) -> Request:
     return request
 
 
+def _path(value: Any, where: str) -> str:
+    """A path on the server itself: what follows its address must not make another one of it. Raises UsageError."""
+    if not isinstance(value, str) or not PATH.fullmatch(value):
+        raise UsageError(f"{where} must be a path on the server such as /health, not {str(value)[:60]!r}")
+    return value
+
+
 def _regex(pattern: Any, where: str) -> re.Pattern[str]:
     try:
-        return re.compile(str(pattern))
-    except re.error as error:
-        raise UsageError(f"{where}: {pattern!r} is not a regular expression: {error}") from error
+        return compiled(str(pattern))
+    except ValueError as error:
+        raise UsageError(f"{where}: {str(pattern)[:80]!r} {error}") from error
 
 
 def _stage(name: Any, where: str) -> Stage:

@@ -6,6 +6,7 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 
+from autotune.engine.patterns import found
 from autotune.engine.spec import StageMark
 from autotune.records import Stage
 
@@ -51,6 +52,6 @@ class StageReader:
 
     def _line(self, line: str) -> None:
         for mark in self.marks:
-            if mark.pattern.pattern not in self.seen and mark.pattern.search(line):
+            if mark.pattern.pattern not in self.seen and found(mark.pattern, line):
                 self.seen.add(mark.pattern.pattern)
                 self.enter(mark.stage)

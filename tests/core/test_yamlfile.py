@@ -6,10 +6,12 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
 from autotune.config import data_folder, load
+from autotune.engine.patterns import compiled, found
 from autotune.engine.probe import engine_version
 from autotune.records import UsageError
 from autotune.yamlfile import MOST_BYTES, MOST_NODES, check
@@ -211,3 +213,29 @@ def test_an_interpreter_that_the_user_names_or_is_about_to_start_is_asked(tmp_pa
     assert engine_version(settings.asking().engine) == "9.9"
     given = load(["+space=mine", f"engine.python={program}"], folder)
     assert not given.engine.python_of_file and engine_version(given.engine) == "9.9"
+
+
+@pytest.mark.parametrize("section", ["ready", "info", "metrics"])
+@pytest.mark.parametrize("path", ["@127.0.0.2:9999/x", ":80/x", "x", ".example.com/x", "/a b", "/a\nb", 5, "http://h/"])
+def test_a_path_of_an_engine_file_leads_to_no_other_host(section: str, path: object, tmp_path: pathlib.Path) -> None:
+    folder = write(tmp_path, engine=f"{ENGINE}{section}: {{path: {json.dumps(path)}}}\n")
+    with pytest.raises(UsageError, match=rf"{section}\.path must be a path on the server such as /health"):
+        load(["+space=mine"], folder)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", "(?:x*y?)*z", "(.*a){12}", "((ab)*c){2,}", "(a|b|ab)+c",
+                                     "(?=(a+)+)b", "(x)?(?(1)(a+)+|b)", "(", "a{2,1}", "(" * 5000 + ")" * 5000])
+def test_a_pattern_of_an_engine_file_that_could_take_for_ever_is_refused(pattern: str, tmp_path: pathlib.Path) -> None:
+    for mark in (f"ready: {{log: {json.dumps(pattern)}}}", f"stages: [{{stage: load, log: {json.dumps(pattern)}}}]"):
+        with pytest.raises(UsageError, match="within a repeat|not a regular expression"):
+            load(["+space=mine"], write(tmp_path, engine=f"{ENGINE}{mark}\n"))
+
+
+@pytest.mark.parametrize("pattern", ["Load (weight|model) begin", "(?i)capture .*graph", "a{3}b+c*", "(?>a+)+b",
+                                     "(a++)*b", r"\d+ of \d+ ([a-z]+)?", "x(?:yz){4}"])
+def test_ordinary_patterns_pass_and_a_line_is_looked_at_as_far_as_marks_stand(pattern: str) -> None:
+    began = time.process_time()
+    for line in ("a" * 1_000_000, "a1" * 500_000, " " * 1_000_000):
+        found(compiled(pattern), line)
+    assert time.process_time() - began < 5
+    assert found(compiled("mark"), "a mark " + "x" * 5000) and not found(compiled("mark"), "x" * 5000 + "mark")
