@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pathlib
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.files import write_text
 from autotune.history import TrialRecord
-from autotune.records import NothingFeasible, UsageError
+from autotune.records import AutotuneError, NothingFeasible, UsageError
 from autotune.review import verdict
 from autotune.review.deployment import Deployment, deploy
 from autotune.review.formats import compose, engine_yaml, k8s, sh, systemd
@@ -38,7 +39,7 @@ def export(settings: Settings, study: Study) -> pathlib.Path:
     path = target(settings, name)
     write(path, render(deployment), executable=settings.format == "sh")
     write(beside(path), json.dumps({**deployment.origin, "format": settings.format, "file": path.name}, indent=1,
-                                   ensure_ascii=False, default=str) + "\n")
+                                   default=str) + "\n")
     return path
 
 
@@ -75,12 +76,14 @@ def target(settings: Settings, name: str) -> pathlib.Path:
 
 
 def write(path: pathlib.Path, text: str, executable: bool = False) -> None:
-    """Write `text` to `path`, in a folder that is made when absent. Raises UsageError where it cannot."""
+    """Write `text` to `path`, in a folder that is made when absent. Raises UsageError where it cannot,
+    and AutotuneError where there is no room."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text, 0o755 if executable else 0o644)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        kind = AutotuneError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else UsageError
+        raise kind(f"cannot write {path}: {error.strerror or error}; the study is kept") from error
 
 
 def _format(name: str) -> tuple[str, Callable[[Deployment], str]]:

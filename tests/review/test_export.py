@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -15,7 +16,7 @@ import pytest
 
 from autotune.engine.argv import build
 from autotune.engine.spec import EngineSpec
-from autotune.records import NothingFeasible, UsageError
+from autotune.records import AutotuneError, NothingFeasible, UsageError
 from autotune.review.export import export
 from tests.review.studies import Made, baseline
 
@@ -149,3 +150,21 @@ def test_out_takes_a_file_or_a_folder(small: Made, tmp_path: pathlib.Path) -> No
 def test_an_unknown_format_names_the_known_ones(small: Made) -> None:
     with pytest.raises(UsageError, match="sh.*not 'helm'"):
         export(dataclasses.replace(small.settings, format="helm"), small.study)
+
+
+def test_a_full_disk_is_no_wrong_setting(small: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("autotune.review.export.write_text", full)
+    with pytest.raises(AutotuneError, match="No space left on device; the study is kept") as error:
+        export(small.settings, small.study)
+    assert error.value.exit_code == 1
+
+
+def test_launch_json_holds_no_character_that_turns_lines_around(make: Callable[..., Made]) -> None:
+    made = make()
+    made.study.set_attr("provenance", {**made.study.attrs().get("provenance", {}), "space": "a\u202eb"})
+    made.measure(baseline(made), 2.0)
+    origin = export(made.settings, made.study).with_suffix(".json").read_text(encoding="utf-8")
+    assert origin.isascii() and "\\u202e" in origin
