@@ -34,7 +34,7 @@ class Gate:
         try:
             runs = json.loads(self.file.read_text(encoding="utf-8"))
             return [[Output(str(text), int(tokens)) for text, tokens in run] for run in runs]
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return []
 
     def check(self, target: Target, baseline: bool, hide: Callable[[str], str]) -> tuple[Verdict | None, str]:

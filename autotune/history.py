@@ -114,6 +114,6 @@ def read_pivots(folder: pathlib.Path) -> list[dict[str, Any]]:
     for line in lines:
         try:
             pivots.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return pivots

@@ -86,7 +86,7 @@ def save(folder: pathlib.Path, row: Mapping[str, Any]) -> None:
     path = file(folder)
     try:
         before = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         before = []
     write_json(path, [old for old in before if _cell(old) != _cell(row)] + [dict(row)])
 

@@ -13,7 +13,7 @@ WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 STRONG = re.compile(r".*(?:passwords?|passwd|passphrases?|passcodes?|secrets?)")
 """Words that hide even a number."""
 ALWAYS = re.compile(
-    r"credentials?|creds?|jwts?|authorization|p(?:s|ass)w(?:o?r)?d|webhooks?|(?!old).+pwd|.+apikeys?"
+    r"credentials?|creds?|jwts?|authorization|p(?:s|ass)w(?:o?r)?d|webhooks?|otps?|(?!old).+pwd|.+apikeys?"
     r"|(?:api|access|private|secret|session|signing|encryption|master|auth|ssh|hmac)keys?"
     r"|(?:hf|gh|git|github|gitlab|npm|pypi|api|auth|access|refresh|id|bearer|session|csrf|xsrf|slack|bot|jwt|oauth|user"
     r"|admin|client|login|security|service)tokens?")

@@ -14,6 +14,8 @@ import signal
 import time
 
 WAIT_S = 15.0
+DAMAGED = (OSError, ValueError, KeyError, TypeError, RecursionError)
+"""What a record that is not there, or not as we write it, may raise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,7 @@ def tuner_lives(folder: pathlib.Path) -> bool:
     try:
         owner = json.loads((folder / "owner.json").read_text())
         return start_time(int(owner["tuner"])) == str(owner["tuner_started"]) and bool(owner["boot"] == boot_id())
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGED:
         return False
 
 
@@ -55,7 +57,7 @@ def end_launch(folder: pathlib.Path) -> int:
             return 0
         keeper, keeper_started = int(owner["keeper"]), str(owner["keeper_started"])
         session, marker, oldest = int(owner["session"]), str(owner["marker"]), int(owner["server_started"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGED:
         return 0
     first = members(session, marker, oldest)
     deadline = time.monotonic() + WAIT_S

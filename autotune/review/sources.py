@@ -57,7 +57,7 @@ def _json(path: pathlib.Path) -> list[Mapping[str, Any]]:
         return []
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise AutotuneError(f"{path} cannot be read ({error}): delete it, or run the verb matrix again") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise AutotuneError(f"{path} is not a list of rows: delete it, or run the verb matrix again")
@@ -68,12 +68,12 @@ def _json_lines(path: pathlib.Path) -> list[Mapping[str, Any]]:
     """The lines of a file that is appended to; a last line cut short by a kill is left out."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     rows: list[Mapping[str, Any]] = []
     for i, line in enumerate(lines):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if i == len(lines) - 1:
                 break
             raise AutotuneError(f"{path}, line {i + 1} is not JSON ({error}): remove that line") from error

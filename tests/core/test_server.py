@@ -205,6 +205,13 @@ def test_leftovers_are_ended_even_when_the_keeper_was_killed_too(tmp_path: pathl
     assert end_launch(folder) >= 1 and left(folder) == set()
 
 
+@pytest.mark.parametrize("record", ["", "{", "5", "[" * 100_000, '{"boot": [' + "[" * 100_000, '{"keeper": "x"}'])
+def test_a_damaged_record_ends_nothing_and_stops_nothing(record: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "launches" / "0001").mkdir(parents=True)
+    (tmp_path / "launches" / "0001" / "owner.json").write_text(record)
+    assert end_leftovers(tmp_path) == []
+
+
 def test_a_record_of_another_boot_ends_nothing(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "launches" / "0001"
     folder.mkdir(parents=True)
