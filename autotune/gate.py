@@ -16,9 +16,12 @@ from autotune.files import write_json
 from autotune.framing import BadAnswer
 from autotune.measure.agreement import AgreementSettings, Output, Verdict, collect, judge
 from autotune.measure.spec import PromptSpec, Target
+from autotune.records import UsageError
 
 AT_ONCE = (1, 4)
 """Concurrencies of the baseline's collections."""
+SETTING = {"prompts": "agreement.prompts", "output_tokens": "agreement.output_tokens",
+           "context_tokens": "agreement.context_tokens", "seed": "workload.seed"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +33,27 @@ class Gate:
     prompts: PromptSpec
 
     def references(self) -> list[list[Output]]:
-        """The baseline's collections; [] when there are none (or unreadable ones) yet."""
+        """The baseline's collections; [] when there are none (or unreadable ones) yet.
+
+        Raises UsageError where something else was asked for them than is asked now: texts of other lengths part.
+        """
         try:
-            runs = json.loads(self.file.read_text(encoding="utf-8"))
-            return [[Output(str(text), int(tokens)) for text, tokens in run] for run in runs]
-        except (OSError, ValueError, TypeError, RecursionError):
+            kept = json.loads(self.file.read_text(encoding="utf-8"))
+            before, runs = (kept["asked"], kept["runs"]) if isinstance(kept, dict) else ({}, kept)
+            outputs = [[Output(str(text), int(tokens)) for text, tokens in run] for run in runs]
+            before = {"prompts": len(outputs[0]), **before} if outputs else {}
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return []
+        other = {name: before[name] for name, now in self._asked().items() if before.get(name, now) != now}
+        if other or any(len(run) != self.settings.prompts for run in outputs):
+            said = " ".join(f"{SETTING[name]}={value}" for name, value in other.items()) or "outputs of another number"
+            raise UsageError(f"the baseline's outputs in {self.file} were made with {said}: set that back, or begin "
+                             "another study with study.name=NAME")
+        return outputs
+
+    def _asked(self) -> dict[str, int]:
+        return {"prompts": self.settings.prompts, "output_tokens": self.settings.output_tokens,
+                "context_tokens": self.settings.context_tokens, "seed": self.prompts.seed}
 
     def check(self, target: Target, baseline: bool, hide: Callable[[str], str]) -> tuple[Verdict | None, str]:
         """(verdict, problem) for a live server; the baseline's outputs are kept when there are none yet.
@@ -55,7 +73,7 @@ class Gate:
         return [Output(hide(o.text), o.tokens) for o in collect(target, self.settings, self.prompts, at_once)]
 
     def _keep(self, runs: Sequence[Sequence[Output]]) -> None:
-        write_json(self.file, [[[o.text, o.tokens] for o in run] for run in runs])
+        write_json(self.file, {"asked": self._asked(), "runs": [[[o.text, o.tokens] for o in run] for run in runs]})
 
 
 def sentence(verdict: Verdict) -> str:

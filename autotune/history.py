@@ -105,15 +105,17 @@ def crash_of(attrs: Mapping[str, Any]) -> Crash:
 
 
 def read_pivots(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The pivots written so far; a line cut off by a kill is left out."""
+    """The pivots written so far; lines that a kill or a full disk cut off are left out, wherever they are."""
     try:
-        lines = (folder / "pivots.jsonl").read_text().splitlines()
+        lines = (folder / "pivots.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return []
     pivots = []
     for line in lines:
         try:
-            pivots.append(json.loads(line))
+            pivot = json.loads(line)
         except (ValueError, RecursionError):
             continue
+        if isinstance(pivot, dict):
+            pivots.append(pivot)
     return pivots

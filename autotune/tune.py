@@ -340,7 +340,7 @@ class Tuner:
                 return number
 
     def _write_pivots(self) -> None:
-        known = {pivot["key"] for pivot in read_pivots(self.folder)}
+        known = {pivot.get("key") for pivot in read_pivots(self.folder)}
         for pivot in self.strategy.pivots():
             if pivot.key not in known:
                 known.add(pivot.key)

@@ -167,6 +167,8 @@ def make_tuner(settings: Settings, study: Study, place: Bench | Slots | RayHosts
         at_once = place.at_once
         watcher.note(f"up to {at_once} launches side by side: what they measure is for screening")
 
+    fleet.share_references(study, place.gate.file)
+    place.gate.references()  # those of other settings are said now, not after a launch
     return Tuner(study, make_strategy(settings), place, settings.folder,
                  judge_for(settings.objective, settings.limits), watcher, Notes(settings), settings.study.trials,
                  at_once=at_once,

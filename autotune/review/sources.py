@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from autotune.history import read_pivots
 from autotune.records import AutotuneError
 from autotune.review.story import Story, tell
 from autotune.space import Space
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def read(settings: Settings, study: Study) -> Story:
     """The story of an open study, with pivots.jsonl and matrix.json of its folder where they exist.
 
-    Raises AutotuneError when one of those files is not what the loop writes.
+    Raises AutotuneError when matrix.json is not what the verb matrix writes.
     """
     identity: Mapping[str, Any] = study.attrs().get("identity") or {}
     objective = str(identity.get("objective") or settings.objective.name)
@@ -34,7 +35,7 @@ def of_folder(study: Study, name: str, space: Space, objective: str, limits: Map
               folder: pathlib.Path | None) -> Story:
     """The same for a study whose space and limits are not the settings' own."""
     matrix = _json(folder / "matrix.json") if folder else []
-    pivots = _json_lines(folder / "pivots.jsonl") if folder else []
+    pivots = read_pivots(folder) if folder else []
     with uncollected():
         return tell(name, space, objective, limits, study.records(), study.attrs(), pivots, matrix)
 
@@ -61,22 +62,4 @@ def _json(path: pathlib.Path) -> list[Mapping[str, Any]]:
         raise AutotuneError(f"{path} cannot be read ({error}): delete it, or run the verb matrix again") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise AutotuneError(f"{path} is not a list of rows: delete it, or run the verb matrix again")
-    return rows
-
-
-def _json_lines(path: pathlib.Path) -> list[Mapping[str, Any]]:
-    """The lines of a file that is appended to; a last line cut short by a kill is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    rows: list[Mapping[str, Any]] = []
-    for i, line in enumerate(lines):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if i == len(lines) - 1:
-                break
-            raise AutotuneError(f"{path}, line {i + 1} is not JSON ({error}): remove that line") from error
-        if isinstance(row, dict):
-            rows.append(row)
     return rows

@@ -10,6 +10,7 @@ import pytest
 from autotune.framing import BadAnswer
 from autotune.gate import Gate
 from autotune.measure.agreement import AgreementSettings, Output, collect, common_share, judge, poisson_tail, repeats
+from autotune.records import UsageError
 from autotune.redact import HIDDEN, Redactor
 from tests.fakes.stub import Stub
 from tests.measure.harness import BUILTIN, target_of
@@ -92,3 +93,32 @@ def test_a_secret_that_a_server_echoes_is_neither_kept_nor_a_difference(tmp_path
             assert verdict is not None and verdict.agreement == 1.0 and not problem
     kept = gate.file.read_text()
     assert HIDDEN in kept and secret not in kept
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    ({"prompts": 3}, "agreement.prompts=2"), ({"output_tokens": 8}, "agreement.output_tokens=64"),
+    ({"context_tokens": 10, "prompts": 1}, "agreement.prompts=2 agreement.context_tokens=40")])
+def test_outputs_that_were_asked_for_otherwise_are_refused_with_what_to_set_back(
+        change: dict[str, int], told: str, tmp_path: pathlib.Path) -> None:
+    settings = dataclasses.replace(SETTINGS, prompts=2)
+    gate = Gate(tmp_path / "agreement.json", settings, BUILTIN)
+    gate._keep([[Output("a", 64), Output("b", 64)]] * 2)
+    assert gate.references() == [[Output("a", 64), Output("b", 64)]] * 2
+    with pytest.raises(UsageError, match=f"were made with {told}: set that back"):
+        dataclasses.replace(gate, settings=dataclasses.replace(settings, **change)).references()
+    with pytest.raises(UsageError, match="were made with workload.seed=1: set that back"):
+        dataclasses.replace(gate, prompts=dataclasses.replace(BUILTIN, seed=2)).references()
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ('[[["a", 64]]]', "agreement.prompts=1"), ('[[["a", 64], ["b", 64]], [["a", 64]]]', "outputs of another number")])
+def test_outputs_of_an_earlier_form_that_do_not_fit_are_refused(text: str, told: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "agreement.json").write_text(text)
+    with pytest.raises(UsageError, match=f"were made with {told}: set that back"):
+        Gate(tmp_path / "agreement.json", dataclasses.replace(SETTINGS, prompts=2), BUILTIN).references()
+
+
+@pytest.mark.parametrize("text", ["", "{", "5", "[5]", "[[5]]", "[]", "{}", '{"asked": 5, "runs": []}', "[" * 100_000])
+def test_outputs_that_cannot_be_read_are_none(text: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "agreement.json").write_text(text)
+    assert Gate(tmp_path / "agreement.json", SETTINGS, BUILTIN).references() == []

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from autotune.history import read_pivots
 from autotune.records import Stage
 from autotune.review.report import report
 from autotune.review.sources import read
@@ -143,3 +144,13 @@ def test_a_broken_matrix_file_is_named(small: Made) -> None:
     path.write_text("[1, 2")
     with pytest.raises(AutotuneError, match="matrix.json"):
         read(small.settings, small.study)
+
+
+def test_torn_lines_anywhere_in_the_pivots_do_not_stop_a_report(small: Made) -> None:
+    file = small.settings.folder / "pivots.jsonl"
+    pivot = {"action": "close", "region": {"nvls": [True]}, "reason": "faults", "trials": [0], "reopens_when": "serves",
+             "after_launches": 1, "launches_saved": 4, "belief": 0.97}
+    torn = ['{"action": "clo', json.dumps(pivot), "5", "[]", "[" * 100_000, '\udcff"reason', json.dumps(pivot), '{"a']
+    file.write_text("\n".join(torn), errors="surrogateescape")
+    assert read_pivots(small.settings.folder) == [pivot, pivot]
+    assert report(small.settings, small.study) == 0
