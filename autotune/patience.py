@@ -29,6 +29,12 @@ CALLS = ("create_new_study", "set_study_user_attr", "set_study_system_attr", "ge
 """What Optuna asks its storage, some of it past the public names. A sign of life is given again anyway: not these."""
 
 
+READ_ALL = ("get_all_trials", "_get_trials", "get_study_user_attrs", "get_study_system_attrs")
+"""Calls that name nothing that may not be there: an error of reading is one of what is stored."""
+UNREADABLE = (ValueError, KeyError, TypeError, AssertionError, RecursionError)
+MEND = "bring back a copy of it, or begin another study with study.name=NAME"
+
+
 def patient(storage: optuna.storages.RDBStorage, wait_s: float) -> optuna.storages.RDBStorage:
     """`storage` itself, each call of which is made again, for up to `wait_s` seconds, while the database is not there.
 
@@ -58,6 +64,9 @@ def _again(name: str, call: Callable[..., Any], wait_s: float) -> Callable[..., 
                 raise
             except Exception as error:
                 line = unanswered(error)
+                if line is None and name in READ_ALL and isinstance(error, UNREADABLE):
+                    raise AutotuneError(f"the study's database holds what nobody can read ({type(error).__name__}: "
+                                        f"{str(error)[:100]}), it is damaged: {MEND}") from error
                 if line is None:
                     raise
                 if time.monotonic() - began + pause > wait_s:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 from autotune.engine.leftovers import boot_id, start_time
 from autotune.heartbeat import Heartbeat
 from autotune.history import TrialRecord, Verdict, crash_attrs, measurement_attrs, severity
-from autotune.patience import patient
+from autotune.patience import MEND, patient
 from autotune.records import AutotuneError, Config, Crash, Measurement, UsageError, Value
 from autotune.space import Param, Space
 from autotune.storage import backend, hidden, open_storage, sqlite_file
@@ -81,8 +81,9 @@ class Study:
             raise
         except Exception as error:  # SQLAlchemy and its drivers share no base class of their own
             line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            mend = f" (if it is damaged: {MEND})" if backend(url) == "sqlite" else ""
             raise AutotuneError(f"cannot open the study storage {hidden(url)}: "
-                                f"{type(error).__name__}: {line[:200]}") from error
+                                f"{type(error).__name__}: {line[:200]}{mend}") from error
         return study
 
     def turn(self) -> contextlib.AbstractContextManager[None]:
@@ -248,7 +249,10 @@ class Study:
         self.inner.set_user_attr(name, value)
 
     def _guard(self, identity: Mapping[str, Any]) -> None:
-        stored = self.inner.user_attrs.get("identity")
+        stored = self.attrs().get("identity")
+        if not isinstance(stored, dict | None):
+            raise AutotuneError(f"the identity of study {self.inner.study_name} is {str(stored)[:40]!r} in its "
+                                f"database, it is damaged: {MEND}")
         plain = json.loads(json.dumps(dict(identity)))
         if stored is None:
             self.inner.set_user_attr("identity", plain)
