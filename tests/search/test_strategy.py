@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.records import Blame, Crash, Stage
+from autotune.records import Blame, Config, Crash, Stage
 from autotune.search.protocol import Launch, Limits, Measured, Observation, Stop, StopKind
 from autotune.search.strategy import LaunchAware
 from tests.search.generate import random_table
@@ -110,7 +110,8 @@ def test_a_choice_that_comes_up_and_dies_at_its_first_request_is_given_up_in_wri
 
 
 def test_a_server_that_dies_of_its_readiness_request_is_given_up_as_one_that_never_came_up() -> None:
-    strategy, dead = LaunchAware(table([]).space), []
+    strategy = LaunchAware(table([]).space)
+    dead: list[Config] = []
     while isinstance(step := strategy.propose(), Launch) and len(dead) < 5:
         if step.server["mode"] == "b":
             dead.append(step.server)
