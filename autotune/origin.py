@@ -53,7 +53,7 @@ def provenance(settings: Settings, report: Preflight) -> dict[str, Any]:
     import autotune
 
     packages = {}
-    for name in ("optuna", "hydra-core", "torch", "nvidia-ml-py", settings.engine.package):
+    for name in ("optuna", "hydra-core", "torch", "httpx", "nvidia-ml-py", settings.engine.package):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             packages[str(name)] = importlib.metadata.version(str(name))
     return {"autotune": autotune.__version__, "python": platform.python_version(), "packages": packages,

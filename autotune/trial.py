@@ -140,11 +140,16 @@ class LiveServer:
         if self.beside is not None:
             self.beside.begin()
         found = self._awake(load, label)
-        if isinstance(found, Measurement) and found.reasons and self.server.alive:
-            LOG.info("measuring again: %s", ", ".join(found.reasons), extra={"load": dict(load)})
-            self.progress(f"again: the window was {', '.join(found.reasons)}", self.server.after_s)
+        reasons = self._doubts(found) if isinstance(found, Measurement) else ()
+        if reasons and self.server.alive:
+            LOG.info("measuring again: %s", ", ".join(reasons), extra={"load": dict(load)})
+            self.progress(f"again: the window was {', '.join(reasons)}", self.server.after_s)
             return self._awake(load, label)
         return found
+
+    def _doubts(self, found: Measurement) -> tuple[str, ...]:
+        energy = found.energy.reasons if self.bench.settings.objective.needs_energy else ()
+        return (*found.reasons, *energy)
 
     def _awake(self, load: Config, label: int | str) -> Measurement | Crash:
         for _ in range(TRIES):

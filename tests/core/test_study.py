@@ -63,6 +63,17 @@ def test_a_crash_is_pruned_with_its_signature_and_a_graded_constraint(tmp_path: 
     assert study.inner.trials[0].constraints == {"crash": 2.0, "invalid": 0.0, "tpot_p99_ms": 0.0}
 
 
+def test_a_crash_is_under_load_when_a_load_was_on_the_server_whatever_the_stage(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    dead = Crash("segfault", Stage.SERVING, Blame.UNKNOWN, "v1-abc", "x")
+    told = []
+    for fact in ({"crash_under_load": False}, {"crash_under_load": True}, {}):  # {}: a study of an earlier release
+        trial = study.ask(SPACE.baseline, launch=1)
+        study.tell(trial, dead, None, cost_s=1.0, launch_s=1.0, **fact)
+        told.append(study.record(trial.number).crashed_under_load)
+    assert told == [False, True, True]
+
+
 def test_every_trial_has_the_same_constraints_in_the_same_order(tmp_path: pathlib.Path) -> None:
     study = open_study(tmp_path)
     study.tell(study.ask(SPACE.baseline, launch=1), CRASH, None, cost_s=3, launch_s=3)
