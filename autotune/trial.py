@@ -188,9 +188,8 @@ class LiveServer:
                             record=self.folder / f"requests-{label}.jsonl", hide=self.server.redactor.text)
         if isinstance(found, Measurement):
             return dataclasses.replace(found, output_agreement=self.agreement)
-        if self.server.unkept:
-            raise Unkept("the process that keeps the server was killed during a measurement: see the kernel's log "
-                         "(dmesg); the study is kept and can be resumed")
+        if why := self.server.unkept:
+            raise Unkept(f"{why}; the study is kept and can be resumed")
         if found.host_fault:
             raise AutotuneError(f"{found.detail}: the study stops here and can be resumed once this is mended")
         excerpt = self.server.redactor.text(found.excerpt)[-1000:]

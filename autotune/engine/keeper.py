@@ -291,7 +291,13 @@ def main() -> int:
         if not byte:
             return 1
         line += byte
-    return keep(json.loads(line), 0)
+    order = json.loads(line)
+    try:
+        return keep(order, 0)
+    except Exception as error:  # whatever it is, the tuner learns that it is no fault of the configuration
+        _tell(pathlib.Path(order["folder"]) / "exit.json", {
+            "exit_status": None, "ended_by": f"keeper: {type(error).__name__}: {error}", "left": 0})
+        return 1
 
 
 if __name__ == "__main__":

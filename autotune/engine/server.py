@@ -79,7 +79,8 @@ class Failure:
 
 
 class Unkept(AutotuneError):
-    """The process that keeps the server ended without a word (killed, or a full disk): no configuration's fault."""
+    """The process that keeps the server failed, or ended without a word (killed, a full disk): no configuration's
+    fault."""
 
 
 class Server:
@@ -160,14 +161,20 @@ class Server:
         return status if isinstance(status, int) else None
 
     @property
-    def unkept(self) -> bool:
-        """Whether the server's keeper is gone without having told how the server ended."""
-        return self._keeper is not None and not self.alive and not (self.folder / "exit.json").exists()
+    def unkept(self) -> str:
+        """Why the server's keeper could not keep it, or that it is gone without a word; "" when it did its work."""
+        if self._keeper is None or self.alive:
+            return ""
+        who = "the process that keeps the server"
+        if not (self.folder / "exit.json").exists():
+            return f"{who} was killed, or could not write: see the disk and the kernel's log (dmesg)"
+        by = str(_read_json(self.folder / "exit.json").get("ended_by"))
+        return f"{who} failed ({by.removeprefix('keeper: ')})" if by.startswith("keeper: ") else ""
 
     def wait_ready(self, progress: Callable[[Stage, float], None] = lambda stage, after_s: None) -> Failure | None:
         """Wait until alive, log mark seen, health 200 and one completion generated. None: ready.
 
-        Raises Unkept when the server's keeper was killed. Time in which the machine slept does not count.
+        Raises Unkept when the server's keeper was killed or failed. Time in which the machine slept does not count.
         """
         ready = self.engine.ready
         marked = healthy = False
@@ -176,9 +183,8 @@ class Server:
         while True:
             if not self.alive:
                 self.stages.update()
-                if self.unkept:
-                    raise Unkept("the process that keeps the server was killed, or could not write: see the disk and "
-                                 "the kernel's log (dmesg); the study is kept and can be resumed")
+                if why := self.unkept:
+                    raise Unkept(f"{why}; the study is kept and can be resumed")
                 return self.failure("exited", f"the server process ended with status {self.exit_status}")
             stage = self.stages.update()
             progress(stage, self.after_s)
@@ -277,7 +283,7 @@ class Server:
 
     def _mark_seen(self) -> bool:
         pattern = self.engine.ready.log
-        if pattern is None or not self.log.exists():
+        if pattern is None or not self.log.is_file():
             return pattern is None
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - 65536))

@@ -28,10 +28,9 @@ class StageReader:
 
     def update(self) -> Stage:
         """Read the new part of the log and return the stage reached so far."""
-        try:
-            size = self.path.stat().st_size
-        except OSError:
+        if not self.path.is_file():
             return self.stage
+        size = self.path.stat().st_size
         if size < self._offset:
             self._offset = max(0, size - CHUNK)
         with self.path.open("rb") as file:

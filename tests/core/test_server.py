@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 
 from autotune.crash.classify import classify
 from autotune.engine.leftovers import end_launch, end_leftovers, members
-from autotune.engine.server import Server
+from autotune.engine.server import Server, Unkept
 from autotune.gate import Gate
 from autotune.measure.agreement import AgreementSettings
 from autotune.measure.calibrate import Unanswered, chars_per_token
@@ -122,6 +123,27 @@ def test_an_argument_that_no_program_takes_is_such_a_failure_too(tmp_path: pathl
         failure = live.wait_ready()
     assert failure is not None and failure.exit_status == 127
     assert "null" in live.log.read_text()
+
+
+def test_a_keeper_that_cannot_write_the_log_is_no_fault_of_the_configuration(
+        tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "server.log" / "in the way").mkdir(parents=True)
+    with server(tmp_path, fault="none") as live, pytest.raises(Unkept, match=r"server failed \(.*server\.log.*resumed"):
+        live.wait_ready()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_keeper_that_cannot_record_its_server_ends_it_and_says_so(tmp_path: pathlib.Path) -> None:
+    live = server(tmp_path, fault="none")
+    (tmp_path / "owner.json" / "in the way").mkdir(parents=True)
+    live.folder.mkdir(exist_ok=True)
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(pathlib.Path, "unlink", lambda *_, **__: None)  # it came after the tuner had looked
+    with live, pytest.raises(Unkept, match=r"failed \(.*owner\.json.*resumed"):
+        monkey.undo()
+        live.wait_ready()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", live.port), 1)
 
 
 def test_a_flooded_log_keeps_its_head_and_its_tail(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
