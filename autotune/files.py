@@ -8,10 +8,12 @@ A kill, a full disk or a power cut leaves the old file or the new one. Only the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
 import shutil
+import stat
 from collections.abc import Iterable
 
 
@@ -33,7 +35,7 @@ def write_lines(path: pathlib.Path, pieces: Iterable[str], mode: int = 0o644) ->
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with part.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        with fresh(part).open("x", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
@@ -51,8 +53,18 @@ def free_mib(folder: pathlib.Path) -> float:
 
 
 def no_link(path: str, flags: int) -> int:
-    """An opener for `open`: not through a link, which somebody may have left in a folder of ours. Raises OSError."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    """An opener for `open`: only of plain files, and not through a link, which somebody may have left in a folder of
+    ours. Raises OSError."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(error.errno, f"{path} is a link: remove it", path) from error
+        raise
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, f"{path} is no plain file: remove it", path)
 
 
 def fresh(path: pathlib.Path) -> pathlib.Path:

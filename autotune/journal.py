@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterable
 
+from autotune.files import fresh
 from autotune.printable import KEPT, REPLACED, printable
 from autotune.redact import Redactor
 
@@ -59,7 +60,7 @@ def open_journal(folder: pathlib.Path, verbose: bool, secrets: Iterable[str] = (
     for handler in list(LOG.handlers):
         LOG.removeHandler(handler)
         handler.close()
-    written = Quiet(path)
+    written = Quiet(fresh(path))
     written.setFormatter(JsonLines(redactor))
     LOG.addHandler(written)
     LOG.setLevel(logging.DEBUG)

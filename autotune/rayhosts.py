@@ -23,7 +23,7 @@ from typing import Any
 from autotune import preflight
 from autotune.config import Settings
 from autotune.engine.argv import build
-from autotune.files import write_json
+from autotune.files import fresh, write_json
 from autotune.gate import Gate
 from autotune.history import crash_of
 from autotune.measure.power.meter import PowerSettings
@@ -158,7 +158,7 @@ class RayHosts:
         """Bring the launch's files here; `last` ends it."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.get((actor.stop if last else actor.files).remote()).items():
-            (folder / pathlib.PurePath(name).name).write_bytes(content)
+            fresh(folder / pathlib.PurePath(name).name).write_bytes(content)
 
     def _gpus(self, server: Config) -> int:
         if self.settings.device == "cpu" or not self.settings.space.needs.get("gpus"):

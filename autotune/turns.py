@@ -14,11 +14,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import os
 import pathlib
 import threading
 import time
 from collections.abc import Iterator
 
+from autotune.files import no_link
 from autotune.records import AutotuneError
 from autotune.storage import backend, hidden, sqlite_file, with_driver
 
@@ -61,7 +63,7 @@ class Turns:
     def _locked(self, path: pathlib.Path) -> Iterator[None]:
         deadline = time.monotonic() + self.wait_s
         try:
-            file = path.open("a+")
+            file = os.fdopen(no_link(str(path), os.O_RDWR | os.O_CREAT), "r+")
         except OSError as error:
             raise AutotuneError(f"cannot open the study storage {hidden(self.url)}: {path}: "
                                 f"{error.strerror or error}") from error

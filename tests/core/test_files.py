@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import pytest
 
 from autotune.engine.keeper import BoundedLog
 from autotune.files import append_line, fresh, write_text
+from autotune.records import AutotuneError
 from autotune.redact import Redactor
+from autotune.turns import Turns
 
 
 @pytest.fixture
@@ -47,6 +50,24 @@ def test_what_is_added_to_a_file_is_not_added_through_a_link(link: pathlib.Path)
     assert intact(link) and link.with_name("new").read_text() == "{}\n"
 
 
+def test_the_file_beside_one_that_is_replaced_is_no_way_out_either(link: pathlib.Path) -> None:
+    part = link.with_name(f"new.{os.getpid()}.part")
+    part.symlink_to("precious")
+    write_text(link.with_name("new"), "whole")
+    assert intact(link) and link.with_name("new").read_text() == "whole" and not part.is_symlink()
+
+
+def test_a_link_or_a_pipe_where_a_lock_belongs_is_one_line_and_no_hang(link: pathlib.Path) -> None:
+    os.mkfifo(link.with_name("db.turn"))
+    link.with_name("other.turn").symlink_to(link.with_name("made by nobody"))
+    for name, why in (("db", "no plain file: remove it"), ("other", "a link: remove it")):
+        with pytest.raises(AutotuneError, match=why), Turns(f"sqlite:///{link.with_name(name)}", "t").turn():
+            pass
+    with pytest.raises(OSError, match="no plain file"):
+        append_line(link.with_name("db.turn"), "{}")
+    assert not link.with_name("made by nobody").exists()
+
+
 def test_a_studys_lock_that_is_a_link_is_one_line_and_stays(link: pathlib.Path) -> None:
     study = link.parent / "outputs" / "local"
     study.mkdir(parents=True)
@@ -54,4 +75,4 @@ def test_a_studys_lock_that_is_a_link_is_one_line_and_stays(link: pathlib.Path) 
     done = subprocess.run([sys.executable, "-m", "autotune", "tune", "+space=local", "device=cpu", "power=none"],
                           capture_output=True, text=True, cwd=link.parent, timeout=100)
     assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert "cannot write in" in done.stderr and intact(link)
+    assert "lock is a link: remove it" in done.stderr and intact(link)
