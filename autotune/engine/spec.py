@@ -18,7 +18,7 @@ from autotune.space import Rule, Space, parse_rules
 
 KEYS = {"name", "describe", "command", "python", "env", "vars", "args", "params", "rules", "version", "ready",
         "stages", "stage_limits_s", "request", "metrics", "info", "config_file", "stop"}
-ACTION_KEYS = {"flag", "switch", "off_switch", "args", "env", "gpus", "versions"}
+ACTION_KEYS = {"flag", "switch", "off_switch", "args", "env", "gpus", "versions", "needs"}
 APIS = ("openai_completions", "sglang_generate")
 PARAM_KEYS = ACTION_KEYS | {"choices", "default"}
 
@@ -27,13 +27,15 @@ PARAM_KEYS = ACTION_KEYS | {"choices", "default"}
 class Action:
     """What one choice adds to a command: arguments, environment, and how many times more GPUs it takes.
 
-    `versions` is a PEP 440 specifier ("" = any). `gpus` is a number or "value" (the choice itself).
+    `versions` is a PEP 440 specifier ("" = any). `gpus` is a number or "value" (the choice itself). `needs` are words
+    beside its flags that the installed engine must know: an algorithm, a variable of the environment.
     """
 
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     gpus: int | str = 1
     versions: str = ""
+    needs: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +140,8 @@ class EngineSpec:
     rules: tuple[EngineRule, ...] = ()
     package: str | None = None
     version: str | None = None
+    spelled_in: tuple[str, ...] = ()
+    """Files and folders of the installed module that name every flag it knows (see `engine.spelling`)."""
     ready: Ready = Ready()
     stages: tuple[StageMark, ...] = ()
     stage_limits_s: Mapping[Stage, float] = dataclasses.field(default_factory=dict)
@@ -157,7 +161,7 @@ class EngineSpec:
         if not isinstance(raw.get("python") or "", str):
             raise UsageError(f"{where}: python must be the path of an interpreter, not {raw.get('python')!r}")
         version = raw.get("version") or {}
-        _known(version, {"package", "use"}, f"{where}: version")
+        _known(version, {"package", "use", "spelled_in"}, f"{where}: version")
         params = {str(name): _param(spec, f"{where}: params.{name}")
                   for name, spec in (raw.get("params") or {}).items() if spec is not None}
         return cls(
@@ -167,6 +171,7 @@ class EngineSpec:
             args=tuple(_action(item, f"{where}: args") for item in _entries(raw.get("args"), f"{where}: args")),
             rules=tuple(_engine_rule(i, f"{where}: rules") for i in _entries(raw.get("rules"), f"{where}: rules")),
             package=version.get("package"), version=_version(version.get("use"), where),
+            spelled_in=_names(version.get("spelled_in"), f"{where}: version.spelled_in"),
             ready=_ready(raw.get("ready") or {}, where),
             stages=tuple(_mark(item, where) for item in raw.get("stages") or []),
             stage_limits_s={_stage(k, where): float(v) for k, v in _seconds(
@@ -297,7 +302,14 @@ def _action(spec: Any, where: str, valued: bool = False) -> Action:
     gpus = spec.get("gpus", 1)
     if not (gpus == "value" and valued) and not (isinstance(gpus, int) and gpus >= 1):
         raise UsageError(f"{where}: gpus must be a whole number" + (" or the word value" if valued else ""))
-    return Action(tuple(args), _texts(spec.get("env"), f"{where}: env"), gpus, str(spec.get("versions") or ""))
+    return Action(tuple(args), _texts(spec.get("env"), f"{where}: env"), gpus, str(spec.get("versions") or ""),
+                  _names(spec.get("needs"), f"{where}: needs"))
+
+
+def _names(raw: Any, where: str) -> tuple[str, ...]:
+    if raw is not None and not (isinstance(raw, list) and all(isinstance(item, str) and item for item in raw)):
+        raise UsageError(f"{where}: must be a list of texts, not {raw!r}")
+    return tuple(raw or ())
 
 
 def _ready(raw: Mapping[str, Any], where: str) -> Ready:

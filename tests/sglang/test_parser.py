@@ -19,8 +19,10 @@ from typing import Any
 
 import pytest
 
-from autotune.engine.argv import build
+from autotune.engine.argv import build, needed
 from autotune.engine.random_model import write_draft, write_model
+from autotune.engine.spec import matches
+from autotune.engine.spelling import lacking
 from autotune.records import Value
 from tests.envs import ensure
 from tests.sglang.support import VARIANTS, VERSIONS, arguments, fork_flags, pairwise, ruled, settings, small
@@ -224,6 +226,19 @@ def test_flags_of_the_variants_are_the_forks_own(version: str) -> None:
         _, unknown = fork_flags(arguments(command), options)
         assert unknown or command.env.keys() & {"SGLANG_DDTREE_MAX_TOPK", "SGLANG_DFLASH_MAX_NUM_NODES"}, variant
         assert all("tree" in flag for flag in unknown), unknown
+
+
+def test_what_a_release_has_is_found_in_its_source_and_what_it_lacks_is_not(version: str) -> None:
+    """As `check` looks it up, without importing SGLang: no flag of ours may be said to be missing by mistake."""
+    options = parsed(version)[2]
+    for name in ("h200", "b300"):
+        engine = settings(name, f"engine.python={ensure(f'sglang-{version}')}").engine
+        actions = [a for p in engine.params.values() for found in (p.any_value, *p.choices.values()) for a in found]
+        wanted = [word for action in (*engine.args, *actions) if matches(action.versions, version)
+                  for word in needed(action, engine.vars)]
+        assert len(wanted) > 50
+        assert set(lacking(engine, wanted)) == {w for w in wanted if w.startswith("--")} - options | (
+            {"DDTREE"} if name == "b300" else set())
 
 
 def test_nvls_is_off_unless_chosen_whatever_the_caller_had_set(version: str) -> None:
