@@ -185,7 +185,8 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
     if action.gpus == "value" and not str(value).isdecimal():
         return [f"{value!r} is not a number of GPUs"]
     wanted = int(value) if action.gpus == "value" else int(action.gpus)
-    problems = gpu_problem(wanted, gpus, settings) if wanted > 1 else []
+    ray = settings.executor.kind == "ray"  # where this host sees only the GPUs that a launch like the baseline's gets
+    problems = gpu_problem(wanted, gpus, settings) if wanted > 1 and not ray else []
     problems += lacks(settings.engine, needed(action, placeholders(settings, {name: value})))
     paths = {f"{{model.{key}}}": path for key, path in settings.space.model.items()}
     problems += missing_files(settings, [paths[word] for word in [*action.args, *action.env.values()] if word in paths])
