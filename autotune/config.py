@@ -26,7 +26,8 @@ from autotune.measure.objective import Objective
 from autotune.measure.power.meter import PowerSettings
 from autotune.records import UsageError
 from autotune.redact import HIDDEN, Redactor
-from autotune.space import OVERLAYS, Rule, Space
+from autotune.rules import Rule
+from autotune.space import OVERLAYS, Space
 from autotune.storage import passwords
 from autotune.workload import WorkloadSettings
 

@@ -16,7 +16,8 @@ from autotune.engine.spelling import lacking
 from autotune.measure.power.meter import MeterUnavailable, Powered, open_meter
 from autotune.printable import KEPT, REPLACED, printable
 from autotune.records import Config, UsageError, Value
-from autotune.space import Rule, Space
+from autotune.rules import Rule
+from autotune.space import Space
 
 SETTLE_S = 10.0
 

@@ -22,7 +22,7 @@ from autotune.measure.objective import Objective
 from autotune.measure.power.meter import PowerSettings
 from autotune.origin import command_line, identity, provenance, versions
 from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError
-from autotune.space import Rule
+from autotune.rules import Rule
 
 if TYPE_CHECKING:
     from autotune.rayhosts import RayHosts

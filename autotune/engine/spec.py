@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.records import Stage, UsageError, Value
-from autotune.space import Rule, Space, parse_rules
+from autotune.rules import Rule, WrittenRule, parse_rules
+from autotune.rules import text as text
+from autotune.space import Space
 
 KEYS = {"name", "describe", "command", "python", "env", "vars", "args", "params", "rules", "version", "ready",
         "stages", "stage_limits_s", "request", "metrics", "info", "config_file", "stop"}
@@ -59,9 +61,10 @@ class ParamSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class EngineRule(Rule):
+class EngineRule:
     """A combination that the engine is known to reject, in some of its versions."""
 
+    written: WrittenRule
     versions: str = ""
 
 
@@ -190,23 +193,11 @@ class EngineSpec:
         What is left names choices of the space as the space spells them.
         """
         choices = {p.name: p.choices for p in space.params}
-        found = []
-        for rule in self.rules:
-            when = {name: tuple(c for c in choices[name] if _spelled(c, values))
-                    for name, values in rule.when.items() if name in choices}
-            defaults = all(self._by_default(name, values) for name, values in rule.when.items() if name not in choices)
-            if all(when.values()) and defaults and matches(rule.versions, version):
-                found.append(Rule(when, rule.because))
-        return tuple(found)
+        return tuple(found for rule in self.rules if matches(rule.versions, version)
+                     for found in rule.written.among(choices, self._default))
 
-    def _by_default(self, name: str, values: Sequence[Value]) -> bool:
-        default = self.params[name].default if name in self.params else None
-        return default is not None and _spelled(default, values)
-
-
-def text(value: Any) -> str:
-    """A choice as YAML and command lines spell it: true/false for booleans."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    def _default(self, name: str) -> Value | None:
+        return self.params[name].default if name in self.params else None
 
 
 def matches(specifier: str, version: str | None) -> bool:
@@ -238,11 +229,6 @@ def is_version(version: str) -> bool:
     except InvalidVersion:
         return False
     return True
-
-
-def _spelled(value: Value, values: Sequence[Value]) -> bool:
-    """Whether a value is one of these as YAML and command lines spell them."""
-    return text(value) in {text(v) for v in values}
 
 
 def _param(spec: Any, where: str) -> ParamSpec:
@@ -278,7 +264,7 @@ def _engine_rule(item: Any, where: str) -> EngineRule:
     versions = str(item.get("versions") or "") if isinstance(item, Mapping) else ""
     bare = {k: v for k, v in item.items() if k != "versions"} if isinstance(item, Mapping) else item
     (rule,) = parse_rules([bare], where)
-    return EngineRule(rule.when, rule.because, versions)
+    return EngineRule(rule, versions)
 
 
 def _alternatives(spec: Any, where: str) -> tuple[Action, ...]:

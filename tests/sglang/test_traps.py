@@ -101,6 +101,30 @@ def test_decode_graphs_reach_the_largest_concurrency_unless_the_space_says_other
 
 
 @both
+def test_a_graph_is_large_enough_for_what_one_scheduler_gets(version: str) -> None:
+    """The largest captured batch counts requests of one scheduler: attention DP has one a rank, replicas one each."""
+    b300 = ruled(settings("b300"), version)
+    plain = {k: v for k, v in b300.baseline.items() if k not in ("tree_budget", "tree_topk")} | {"speculation": "none"}
+    alike = "a rank never has more than 32 requests"
+    for parallel, schedulers in (("tp8", 1), ("ep8", 1), ("tp4_dp2", 2), ("tp8_dp_attention", 8)):
+        for largest in (64, 128, 256):
+            config = {**plain, "parallel": parallel, "graph_max_bs": largest}
+            if parallel == "tp8_dp_attention":
+                del config["allreduce_fusion"]
+            loads = {load: b300.forbidden({**config, "concurrency": load}) for load in (1, 8, 32, 64, 128, 256)}
+            if parallel == "tp8_dp_attention" and largest != 256:
+                assert all(because and alike in because for because in loads.values()), loads
+            else:
+                assert {load for load, because in loads.items() if because and "without a" in because} == {
+                    load for load in loads if load / schedulers > largest}, (parallel, largest)
+    small_graph = ruled(settings("b300", "space.params.graph_max_bs.choices=[8,16,256]",
+                                 "~space.belief.graph_max_bs"), version)
+    few = {**plain, "parallel": "tp8_dp_attention", "graph_max_bs": 16}
+    assert small_graph.forbidden({**few, "concurrency": 128}) is None
+    assert "eighth of the load" in str(small_graph.forbidden({**few, "concurrency": 256}))
+
+
+@both
 def test_trees_are_kept_from_pages_and_from_attention_without_a_tree_mask(version: str) -> None:
     for backend in ("trtllm_mha", "trtllm_mla", "cutedsl_mla", "flashmla"):
         assert forbidden(tree(), version, attention_backend=backend, tree_budget=8) is not None
