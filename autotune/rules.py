@@ -22,7 +22,7 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le,
     "other_than": operator.ne, "no_multiple_of": lambda value, than: bool(than) and value % than != 0}
 BESIDE = ("times", "otherwise")
-FORMS = (*COMPARISONS, *BESIDE, "none_of", "like", "unlike")
+FORMS = (*COMPARISONS, *BESIDE, "none_of", "like", "unlike", "given")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +56,12 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """What one parameter must be for a rule to apply. All parts that are given must hold."""
+    """What one parameter must be for a rule to apply. All parts that are there must hold.
 
+    given: whether the parameter must have a value at all; False: it must be none of the choices and have no default.
+    """
+
+    given: bool = True
     listed: tuple[Value, ...] | None = None
     none_of: tuple[Value, ...] = ()
     like: tuple[str, ...] = ()
@@ -70,7 +74,9 @@ class Condition:
         return tuple(bound.than for bound in self.bounds if isinstance(bound.than, str))
 
     def holds(self, value: Value, config: Config) -> bool:
-        if self.listed is not None and not same_as(value, self.listed) or same_as(value, self.none_of):
+        if not self.given or same_as(value, self.none_of):
+            return False
+        if self.listed is not None and not same_as(value, self.listed):
             return False
         if self.like and not _fits(value, self.like) or _fits(value, self.unlike):
             return False
@@ -111,7 +117,10 @@ class WrittenRule:
                 when[name] = tuple(c for c in when.get(name, choices[name]) if condition.holds(c, {**outside, **fixed}))
                 if not when[name]:
                     return
-            elif (value := default(name)) is None or not condition.holds(value, {**outside, **fixed}):
+            elif (value := default(name)) is None:
+                if condition.given:
+                    return
+            elif not condition.holds(value, {**outside, **fixed}):
                 return
         yield Rule(when, self.because)
 
@@ -135,7 +144,7 @@ def _rule(item: Any, where: str) -> WrittenRule:
 
 def _condition(raw: Any, where: str) -> Condition:
     if not isinstance(raw, Mapping):
-        return Condition(tuple(raw) if isinstance(raw, list | tuple) else (raw,))
+        return Condition(listed=tuple(raw) if isinstance(raw, list | tuple) else (raw,))
     unknown = sorted(str(key) for key in raw if key not in FORMS)
     if unknown or set(raw) <= set(BESIDE):
         wrong = f"unknown key {unknown[0]}" if unknown else "nothing to compare with"
@@ -154,7 +163,9 @@ def _condition(raw: Any, where: str) -> Condition:
         raise UsageError(f"{where}: times and otherwise go with a comparison with a parameter")
     lists = {key: tuple(v) if isinstance(v := raw[key], list) else (v,) for key in ("none_of", "like", "unlike")
              if key in raw}
-    return Condition(bounds=tuple(bounds), none_of=lists.get("none_of", ()),
+    if not isinstance(raw.get("given", True), bool) or raw.get("given") is False and len(raw) > 1:
+        raise UsageError(f"{where}: given is true, or false and then alone")
+    return Condition(raw.get("given", True), bounds=tuple(bounds), none_of=lists.get("none_of", ()),
                      like=tuple(map(str, lists.get("like", ()))), unlike=tuple(map(str, lists.get("unlike", ()))))
 
 

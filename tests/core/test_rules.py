@@ -56,6 +56,13 @@ def test_a_default_decides_a_comparison_on_a_parameter_that_is_not_there() -> No
     assert said({"depth": 2}, depth={"above": 2}, on=True) == [] == said(depth={"above": 2}, on=True)
 
 
+def test_a_rule_may_ask_whether_a_parameter_is_there_at_all() -> None:
+    assert said(depth={"given": False}, on=True) == [{"on": (True,)}]
+    assert said({"depth": 3}, depth={"given": False}, on=True) == []
+    assert said(topk={"given": False}, on=True) == []
+    assert said(topk={"given": True}, on=True) == [{"topk": CHOICES["topk"], "on": (True,)}]
+
+
 def test_booleans_and_texts_are_no_numbers_but_numbers_written_as_text_are() -> None:
     assert said(on={"above": -1}) == [] == said(layout={"below": 5})
     (rule,) = parse_rules([{"size": {"above": 1}, "because": "no"}], "forbid")
@@ -77,7 +84,8 @@ def test_what_the_rules_match_is_what_the_comparison_says(how: str, left: list[i
 @pytest.mark.parametrize(("condition", "words"), [
     ({"over": 3}, "unknown key over"), ({}, "nothing to compare with"), ({"times": 2}, "nothing to compare with"),
     ({"above": True}, "takes a number or the name"), ({"above": [1]}, "takes a number or the name"),
-    ({"above": "b", "times": "x"}, "are numbers"), ({"above": 3, "otherwise": 2}, "go with a comparison")])
+    ({"above": "b", "times": "x"}, "are numbers"), ({"above": 3, "otherwise": 2}, "go with a comparison"),
+    ({"given": 1}, "given is true, or false"), ({"given": False, "above": 3}, "given is true, or false")])
 def test_a_condition_that_makes_no_sense_is_one_clear_line(condition: Any, words: str) -> None:
     with pytest.raises(UsageError, match=f"^here: a: .*{words}"):
         parse_rules([{"a": condition, "because": "no"}], "here")
