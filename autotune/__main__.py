@@ -26,6 +26,8 @@ VERBS = {
 }
 TELLING = ("report", "export", "dashboard")
 """Verbs on a study that is there: they need no engine, and go by the version that was measured."""
+STARTING = ("tune", "matrix", "worker")
+"""Verbs that start the engine."""
 USAGE = "usage: python -m autotune [VERB] +space=NAME [key=value ...] [--spaces DIR] [-v] [--cfg]"
 
 
@@ -120,12 +122,18 @@ def run(argv: Sequence[str]) -> int:
         return classify(list(line.files), sys.stdout)
     from autotune import config
 
-    settings = config.load(line.overrides, line.spaces, installed=line.verb not in TELLING)
+    starts = line.verb in STARTING and not line.show_config
+    settings = config.load(line.overrides, line.spaces, installed=line.verb not in TELLING and not starts)
     if line.show_config:
         from omegaconf import OmegaConf
 
         print(OmegaConf.to_yaml(OmegaConf.create(settings.redactor.mapping(settings.composed))), end="")
         return 0
+    if starts:
+        if settings.engine.python_of_file:
+            print(for_people(f"autotune: the file of engine {settings.engine.name} names its own interpreter, which is "
+                             f"asked for its version and then started: {settings.engine.python}"), file=sys.stderr)
+        settings = settings.asking()
     from autotune import verbs
 
     return verbs.run(line.verb, settings, line.verbose)

@@ -85,8 +85,8 @@ class StudySettings:
         if not 0 <= self.min_gain < 1:
             raise UsageError("study.min_gain is a share between 0 and 1")
         if self.name is not None and (not self.name.strip() or set(self.name) & set("/\\\0") or
-                                      self.name.startswith(".")):
-            raise UsageError(f"study.name {self.name!r} must be a plain folder name")
+                                      self.name.startswith(".") or len(os.fsencode(self.name)) > 100):
+            raise UsageError(f"study.name {self.name[:120]!r} must be a plain folder name of at most 100 bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +187,11 @@ class Settings:
         rules = [rule for rule in barred if not rule.matches(self.space.baseline)]
         return dataclasses.replace(self, space=self.space.with_rules(rules, "this host"))
 
+    def asking(self) -> Settings:
+        """With the engine's version asked of an interpreter that only its file names, which the user was shown."""
+        asked = dataclasses.replace(self, engine=dataclasses.replace(self.engine, python_of_file=False))
+        return asked.ruled(engine_version(asked.engine))
+
     @property
     def study_name(self) -> str:
         return self.study.name or self.space.name
@@ -282,30 +287,37 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
 
-    parsed = OverridesParser.create().parse_overrides(overrides)
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+    except ValueError as error:  # a number of thousands of digits
+        raise _Composition(_one_line(error)) from error
     given = {override.key_or_group: override.value() for override in parsed}
     if "space" not in given:
         raise UsageError(f"pass +space=NAME{_typo(set(given))}; spaces: {', '.join(sorted(files))}")
     file = files.get(str(given["space"]))
     if file is None:
         raise UsageError(f"there is no space {given['space']!r}; spaces: {', '.join(sorted(files))}")
-    yamlfile.check(file, misread_words=True)
-    node = OmegaConf.load(file)
-    store = ConfigStore.instance()
-    for name in [file.stem, *_bases(node)]:
-        if name in files:
-            yamlfile.check(files[name])
-            store.store(group="space", name=name, node=OmegaConf.load(files[name]), provider=str(files[name]))
-    for engine in sorted(file.parent.glob("engine/*.yaml")):
-        yamlfile.check(engine)
-        store.store(group="engine", name=engine.stem, node=OmegaConf.load(engine), provider=str(engine))
+    groups = sorted(folder.name for folder in data_folder("conf").iterdir() if folder.is_dir())
+    for key, value in given.items():
+        names = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
+        if "/" in key or (key in groups and not all(map(yamlfile.NAME.fullmatch, names))):
+            raise UsageError(f"{key}={value}: a group ({', '.join(groups)}) takes the plain name of a file in it")
+    store, spaces, waiting = ConfigStore.instance(), dict[str, Any](), [file.stem]
+    while waiting:  # the space and what it is based on
+        name = waiting.pop(0)
+        if name not in spaces and name in files:
+            spaces[name], bases = _stranger(files[name], misread_words=True)
+            store.store(group="space", name=name, node=spaces[name], provider=str(files[name]))
+            waiting += bases
+    for path in sorted(file.parent.glob("engine/*.yaml")):
+        store.store(group="engine", name=path.stem, node=_stranger(path)[0], provider=str(path))
     # space=NAME means +space=NAME, and open mappings take new keys without a plus.
     wanted = ["+" + o if o.startswith("space=") else "++" + o if o.startswith(("engine.", "limits.")) else o
               for o in overrides]
     GlobalHydra.instance().clear()
     with initialize_config_dir(version_base="1.3", config_dir=str(data_folder("conf"))):
         if "engine" not in given:
-            wanted.insert(0, f"engine={given.get('space.engine') or _engine_of(node, file, files)}")
+            wanted.insert(0, f"engine={_engine_of(given.get('space.engine'), file, spaces)}")
         try:
             composed = compose("config", overrides=wanted)
         except ValueError as error:  # Hydra's own word for a group set to null, or defaults that are no list
@@ -315,22 +327,27 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
     return _settings({str(k): v for k, v in plain.items()}, set(given), tuple(overrides), files)
 
 
-def _bases(node: Any) -> list[str]:
-    """Spaces that a space file inherits from through Hydra's defaults list."""
-    entries: Any = node.get("defaults") if hasattr(node, "get") else None
-    return [str(entry) for entry in entries or [] if isinstance(entry, str) and entry != "_self_"]
-
-
-def _engine_of(node: Any, file: pathlib.Path, files: Mapping[str, pathlib.Path]) -> str:
-    """The engine that a space, or the nearest space it inherits from, names."""
+def _stranger(path: pathlib.Path, misread_words: bool = False) -> tuple[Any, list[str]]:
+    """(a checked file, what it is based on), so that Hydra reads no file of others on its own. Raises UsageError."""
     from omegaconf import OmegaConf
 
-    for where in [file, *(files[b] for b in _bases(node) if b in files)]:
-        loaded: Any = OmegaConf.load(where)
-        name = loaded.get("engine") if OmegaConf.is_dict(loaded) else None
-        if isinstance(name, str):
-            return name
-    raise UsageError(f"{file}: names no engine: it needs a line like engine: sglang")
+    yamlfile.check(path, misread_words)
+    node = OmegaConf.load(path)
+    return node, yamlfile.bases(path, OmegaConf.to_container(node, resolve=False))
+
+
+def _engine_of(given: Any, file: pathlib.Path, spaces: Mapping[str, Any]) -> str:
+    """The engine that the command line, a space, or the nearest space it inherits from, names."""
+    from omegaconf import OmegaConf
+
+    plain = [OmegaConf.to_container(node, resolve=False) for node in spaces.values()]
+    named = [given, *(space.get("engine") for space in plain if isinstance(space, dict))]
+    name = next((name for name in named if isinstance(name, str)), None)
+    if name is None:
+        raise UsageError(f"{file}: names no engine: it needs a line like engine: sglang")
+    if not yamlfile.NAME.fullmatch(name):
+        raise UsageError(f"{file}: engine {name[:60]!r} must be the plain name of an engine file, such as sglang")
+    return name
 
 
 def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
@@ -352,6 +369,7 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
     if not isinstance(cfg.get("engine"), dict):
         raise UsageError(f"space {space.name}: engine {space.engine!r} is not a file of conf/engine/")
     engine = EngineSpec.parse(cfg["engine"], f"engine {cfg['engine'].get('name')}")
+    engine = dataclasses.replace(engine, python_of_file=engine.python is not None and "engine.python" not in keys)
     sections = {name: section(kind, cfg[name], name) for name, kind in SECTIONS.items()}
     if sections["executor"].kind == "ray" and sections["parallel"].count != 1:
         raise UsageError("parallel.slots is for launches on this host: with executor=ray, Ray places them "
@@ -378,7 +396,7 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
 
 def _objective(cfg: Mapping[str, Any]) -> Objective:
     price = cfg["price_per_device_hour"]
-    if price is not None and (not isinstance(price, int | float) or isinstance(price, bool)):
+    if price is not None and (not isinstance(price, int | float) or isinstance(price, bool) or not abs(price) < 1e12):
         raise UsageError(f"price_per_device_hour must be a number, not {price!r}")
     if cfg["objective"] == "pareto":
         raise UsageError("objective=pareto: the search has one objective; the report shows tokens/s against tokens/J")

@@ -50,9 +50,20 @@ def free_mib(folder: pathlib.Path) -> float:
     return shutil.disk_usage(folder).free / 2**20
 
 
+def no_link(path: str, flags: int) -> int:
+    """An opener for `open`: not through a link, which somebody may have left in a folder of ours. Raises OSError."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def fresh(path: pathlib.Path) -> pathlib.Path:
+    """`path` without what was there before, be it a link: to be written anew. Raises OSError."""
+    path.unlink(missing_ok=True)
+    return path
+
+
 def append_line(path: pathlib.Path, line: str) -> None:
     """Add a line to a file of lines with a single write; a line that a kill cut off before stays alone on its own."""
-    with path.open("ab+") as file:
+    with open(path, "ab+", opener=no_link) as file:
         size = file.seek(0, os.SEEK_END)
         if size:
             file.seek(size - 1)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from autotune.answers import NoAnswer
 from autotune.files import write_json
+from autotune.framing import BadAnswer
 from autotune.measure.agreement import AgreementSettings, Output, Verdict, collect, judge
 from autotune.measure.spec import PromptSpec, Target
 
@@ -35,20 +37,22 @@ class Gate:
         except (OSError, ValueError, TypeError):
             return []
 
-    def check(self, target: Target, baseline: bool) -> tuple[Verdict | None, str]:
+    def check(self, target: Target, baseline: bool, hide: Callable[[str], str]) -> tuple[Verdict | None, str]:
         """(verdict, problem) for a live server; the baseline's outputs are kept when there are none yet.
 
-        `problem` is one line when the server did not answer as asked (verdict None).
+        `hide` takes secrets out of a text: what a server says, it may have from its environment. `problem` is one line
+        when the server did not answer as asked (verdict None).
         """
-        import httpx
-
         try:
             if baseline and not self.references():
-                self._keep([collect(target, self.settings, self.prompts, n) for n in AT_ONCE])
-            outputs = collect(target, self.settings, self.prompts, AT_ONCE[-1])
-        except (httpx.HTTPError, ValueError) as error:
-            return None, f"{type(error).__name__}: {error}"[:300]
+                self._keep([self._outputs(target, n, hide) for n in AT_ONCE])
+            outputs = self._outputs(target, AT_ONCE[-1], hide)
+        except (NoAnswer, BadAnswer) as error:
+            return None, str(error)[:300]
         return judge(outputs, self.references(), self.settings), ""
+
+    def _outputs(self, target: Target, at_once: int, hide: Callable[[str], str]) -> list[Output]:
+        return [Output(hide(o.text), o.tokens) for o in collect(target, self.settings, self.prompts, at_once)]
 
     def _keep(self, runs: Sequence[Sequence[Output]]) -> None:
         write_json(self.file, [[[o.text, o.tokens] for o in run] for run in runs])

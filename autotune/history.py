@@ -60,6 +60,13 @@ class TrialRecord:
         return self.state == "COMPLETE" and bool(self.attrs.get("feasible"))
 
     @property
+    def crashed_under_load(self) -> bool:
+        """Whether a load part was being measured when it crashed. A server that died of its readiness request, or whose
+        answers were wrong, had none; studies that did not store it go by the stage."""
+        serving = self.crashed and self.attrs["crash_stage"] == str(Stage.SERVING)
+        return self.crashed and bool(self.attrs.get("crash_under_load", serving))
+
+    @property
     def launch_id(self) -> int | None:
         return self.attrs.get("launch_id")
 

@@ -89,7 +89,8 @@ def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[s
     """What is missing for every configuration."""
     engine, needs = settings.engine, settings.space.needs
     found = [problem for problem in [interpreter_problem(engine)] if problem]
-    if (engine.package is not None and version is None) or not installed(engine).found:
+    there = installed(engine)
+    if there.asked and ((engine.package is not None and version is None) or not there.found):
         found.append(f"{engine.package or engine.command[2]} is not installed in {engine.python or 'this Python'} "
                      "(install it, or set engine.python to the interpreter that has it)")
     count = int(needs.get("gpus", 0))
@@ -195,6 +196,14 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
     return problems + [because for because in alone if because not in problems]
 
 
+def version_unknown(settings: Settings) -> str:
+    """Why the engine's version is not known, for people."""
+    if installed(settings.engine).asked:
+        return "(version unknown)"
+    return (f"(version not asked: the engine file names its own interpreter, {settings.engine.python}, which runs only "
+            "with the engine; give engine.python=PATH or engine.version.use=VERSION)")
+
+
 def shown(report: Preflight, settings: Settings) -> str:
     """The report as plain text, without secrets: command, host problems, then every choice."""
     from autotune.engine.argv import shown as command_line
@@ -205,7 +214,7 @@ def shown(report: Preflight, settings: Settings) -> str:
     command = dataclasses.replace(report.command, argv=tuple(redactor.argv(report.command.argv)), env={
         name: str(value) for name, value in redactor.mapping(report.command.env).items()})
     lines = [f"space    {settings.space.name}: {settings.space.describe or settings.space.engine}",
-             f"engine   {settings.engine.name} {report.version or '(version unknown)'}",
+             f"engine   {settings.engine.name} {report.version or version_unknown(settings)}",
              f"GPUs     {', '.join(g.hashed for g in report.gpus.gpus) or report.gpus.why_none}",
              f"baseline {', '.join(f'{k}={text(v)}' for k, v in settings.space.baseline.items())}",
              "", "command of the baseline:", "  " + command_line(command), ""]

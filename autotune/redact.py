@@ -17,6 +17,8 @@ from typing import TypeVar
 from autotune.secretnames import secret_name, strong_name
 
 HIDDEN = "[redacted]"
+BEFORE = 200
+"""Characters before a value that may make it a secret: its name, a header, a flag."""
 SHORTEST = 4
 """Values shorter than this are not replaced everywhere (they would hit ordinary text)."""
 NUMBER_LENGTH = 8
@@ -90,8 +92,11 @@ class Redactor:
     @classmethod
     def from_command(cls, argv: Sequence[str], *environments: Mapping[str, object]) -> Redactor:
         """Collect the values of secret-looking flags, overrides and variables, and of what looks secret in any."""
+        given = {value for variables in environments for name, value in variables.items()
+                 if isinstance(value, str) and secret_name(str(name))}
         found = (value for source in (list(argv), *environments) for value in secrets(source)
-                 if not value.startswith("--") and (not plain(value) or len(value) >= NUMBER_LENGTH))
+                 if (value in given or not value.startswith("--"))
+                 and (not plain(value) or len(value) >= NUMBER_LENGTH))
         return cls(found)
 
     def text(self, text: str) -> str:
@@ -107,19 +112,32 @@ class Redactor:
                 break
         return text
 
+    def outside(self, text: str, at: int) -> int:
+        """The last place up to `at` where `text` can be cut so that both pieces are as clean as the whole.
+
+        `at` itself where what looks secret is as long as all that is before it.
+        """
+        found = [found.span() for found in self._known.finditer(text)] if self._known is not None else []
+        spans = [*found, *_shaped(text), *_flagged(text), *_named(text)]
+        place = at
+        while cut := [start for start, end in spans if start - BEFORE < place <= end]:
+            place = min(cut) - BEFORE
+        return place if place > 0 else at
+
     def data(self, value: object, hide: bool = False) -> object:
         """The same for nested lists and mappings; what is under a secret-looking key or flag is hidden (`hide`)."""
         if isinstance(value, str):
             return HIDDEN if hide and not plain(value) and not value.startswith("--") else self.text(value)
         if isinstance(value, Mapping):
-            return {k: self.data(v, hide or (isinstance(k, str) and secret_name(k))) for k, v in value.items()}
+            return {self.text(k) if isinstance(k, str) else k:
+                    self.data(v, hide or (isinstance(k, str) and secret_name(k))) for k, v in value.items()}
         if isinstance(value, list | tuple):
             return [self.data(item, hide or after) for item, after in after_flags(value)]
         return value
 
     def mapping(self, value: Mapping[str, object]) -> dict[str, object]:
         """`data` for a mapping."""
-        return {k: self.data(v, secret_name(k)) for k, v in value.items()}
+        return {self.text(k): self.data(v, secret_name(k)) for k, v in value.items()}
 
     def argv(self, argv: Sequence[str]) -> list[str]:
         """An argument vector with secret values hidden."""

@@ -22,7 +22,7 @@ from autotune.records import Config, UsageError, Value, config_key, digest
 from autotune.redact import Redactor
 from autotune.rules import Rule, WrittenRule, among, parse_rules
 
-NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "baseline", "describe",
         "workload", "limits", "study", "power", "server", "agreement"}
 NEEDS = {"gpus", "gpu_name", "gpu_memory_gib"}
@@ -30,6 +30,9 @@ OVERLAYS = ("workload", "limits", "study", "power", "server", "agreement")
 """Sections of a space that overlay the settings of the same name in conf/."""
 ENUMERABLE = 200_000
 MOST_CHOICES = 1000
+MOST_AT_ONCE = 65536
+"""Requests in flight: each takes a port of this machine."""
+LARGEST = 2**63
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +195,8 @@ class Space:
 
     def _check(self, where: str, written: Sequence[WrittenRule]) -> None:
         if not NAME.fullmatch(self.name):  # a study's folder is named after it
-            raise UsageError(f"{where}: name {self.name!r} must be letters, digits, _, - and dots, and begin with none")
+            raise UsageError(f"{where}: name {self.name!r} must be letters, digits, _, - and dots (at most "
+                             "100), and begin with none of these")
         names = [p.name for p in self.params]
         seen: set[str] = set()
         for param in self.params:
@@ -263,15 +267,17 @@ def _param(name: Any, spec: Any, where: str) -> Param:
     if len(choices) > MOST_CHOICES:
         raise UsageError(f"{at}: {len(choices)} choices, at most {MOST_CHOICES}: take a coarser grid")
     for choice in choices:
-        finite = not isinstance(choice, float) or math.isfinite(choice)
+        finite = math.isfinite(choice) if isinstance(choice, float) else \
+            not isinstance(choice, int) or abs(choice) < LARGEST
         if not isinstance(choice, str | int | float | bool) or not finite:
-            raise UsageError(f"{at}: {choice!r} is not a text, number or boolean")
+            raise UsageError(f"{at}: {_short(choice)} is not a text, number or boolean")
         if isinstance(choice, str):
             _public(choice, name, at)
     if any(among(a, (b,)) for a, b in itertools.combinations(choices, 2)):
         raise UsageError(f"{at}: a choice is listed twice")
-    if name == "concurrency" and not all(isinstance(c, int) and not isinstance(c, bool) and c > 0 for c in choices):
-        raise UsageError(f"{at}: concurrency takes positive whole numbers, not {_list(choices)}")
+    if name == "concurrency" and not all(isinstance(c, int) and not isinstance(c, bool) and 0 < c <= MOST_AT_ONCE
+                                         for c in choices):
+        raise UsageError(f"{at}: concurrency takes positive whole numbers up to {MOST_AT_ONCE}, not {_list(choices)}")
     when = {str(k): _as_tuple(v) for k, v in _mapping(spec.get("when") or {}, where, f"params.{name}.when").items()}
     return Param(name, choices, when, spec.get("load", False), step)
 
@@ -325,7 +331,7 @@ def _scalars(value: Any, where: str, key: str) -> Mapping[Any, Any]:
     """A mapping to texts and numbers. What is null is left out; `needs` has numbers but for its gpu_name."""
     found = {k: v for k, v in _mapping({} if value is None else value, where, key).items() if v is not None}
     for name, item in found.items():
-        number = isinstance(item, int | float) and not isinstance(item, bool) and item >= 0
+        number = isinstance(item, int | float) and not isinstance(item, bool) and 0 <= item <= 1e9
         if not number and (not isinstance(item, str) or (key == "needs" and name in ("gpus", "gpu_memory_gib"))):
             raise UsageError(f"{where}: {key}.{name} must be a {'number' if key == 'needs' else 'text'}, not {item!r}")
     return found
@@ -341,6 +347,11 @@ def _only_keys(raw: Mapping[Any, Any], known: set[str], where: str) -> None:
     unknown = [str(k) for k in raw if k not in known]
     if unknown:
         raise UsageError(f"{where}: unknown key {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+
+
+def _short(value: object) -> str:
+    """A value for a message; a number of thousands of digits cannot be written at all."""
+    return f"a whole number of {value.bit_length()} bits (at most 64)" if isinstance(value, int) else repr(value)[:80]
 
 
 def _list(values: Sequence[Value]) -> str:

@@ -89,6 +89,23 @@ class Study:
         """While it lasts, no other worker of the study proposes, asks, or clears up."""
         return self.turns.turn()
 
+    def lead(self) -> None:
+        """Be the one tuner of this study, beside workers. Raises AutotuneError naming the one that lives.
+
+        One on another host counts as living while it has a running trial that gives signs of life.
+        """
+        with self.turn():
+            other = str(self.inner.user_attrs.get("tuner", self.owner))
+            if other != self.owner and other.count("|") == 3:
+                silent = self._heartbeat.silent(self.inner._study_id)
+                busy = any(t.user_attrs.get("owner") == other and t._trial_id not in silent for t in self._running())
+                if owner_alive(other) if is_here(other) else busy:
+                    host, _, pid, _ = other.split("|")
+                    raise AutotuneError(f"another autotune ({'' if is_here(other) else f'on {host}, '}pid {pid}) tunes "
+                                        f"study {self.inner.study_name} in this storage; use the verb worker to join "
+                                        "it, or study.name=NAME for one of your own")
+            self.inner.set_user_attr("tuner", self.owner)
+
     def clear_dead(self) -> list[int]:
         """Tell FAIL to running trials whose worker no longer lives; returns their numbers.
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from autotune.answers import LATE
 from autotune.config import Settings
 from autotune.crash.classify import classify
 from autotune.crash.evidence import HostSnapshot
@@ -47,6 +48,8 @@ from autotune.workload import target_of
 TRIES = 3
 """Of a launch whose port was taken or that the machine slept through, and of a measurement that it slept through."""
 GPU_SLACK_MIB = 512.0
+MOST_RESOLVED = 256 << 10
+"""Characters of what a server says that it resolved, which each of its trials keeps."""
 PLACED = "placed"
 """Begins the stage at which a launch that had to wait for its place has one: waiting is no cost of a configuration."""
 LOG = logging.getLogger("autotune")
@@ -111,7 +114,7 @@ class LiveServer:
         self.progress("agreement", self.server.after_s)
         for _ in range(TRIES):
             began = time.monotonic()
-            verdict, problem = gate.check(self._target(), is_baseline)
+            verdict, problem = gate.check(self._target(), is_baseline, self.server.redactor.text)
             if not problem or not self._slept(began, "agreement"):
                 break
         if verdict is not None:
@@ -119,7 +122,7 @@ class LiveServer:
             problem = sentence(verdict) if verdict.wrong else ""
         if not problem:
             return None
-        failure = self.server.failure("hung" if "Timeout" in problem else "bad_answer", problem)
+        failure = self.server.failure("hung" if LATE in problem else "bad_answer", problem)
         if verdict is None:
             return self.bench.crash(self.server, dataclasses.replace(failure, stage=Stage.SERVING), self.host)
         return classify(problem, stage=Stage.SERVING, exit_status=None, after_s=failure.after_s, detail=problem)
@@ -137,11 +140,16 @@ class LiveServer:
         if self.beside is not None:
             self.beside.begin()
         found = self._awake(load, label)
-        if isinstance(found, Measurement) and found.reasons and self.server.alive:
-            LOG.info("measuring again: %s", ", ".join(found.reasons), extra={"load": dict(load)})
-            self.progress(f"again: the window was {', '.join(found.reasons)}", self.server.after_s)
+        reasons = self._doubts(found) if isinstance(found, Measurement) else ()
+        if reasons and self.server.alive:
+            LOG.info("measuring again: %s", ", ".join(reasons), extra={"load": dict(load)})
+            self.progress(f"again: the window was {', '.join(reasons)}", self.server.after_s)
             return self._awake(load, label)
         return found
+
+    def _doubts(self, found: Measurement) -> tuple[str, ...]:
+        energy = found.energy.reasons if self.bench.settings.objective.needs_energy else ()
+        return (*found.reasons, *energy)
 
     def _awake(self, load: Config, label: int | str) -> Measurement | Crash:
         for _ in range(TRIES):
@@ -177,7 +185,7 @@ class LiveServer:
             found = measure(target, settings.workload.load(load, self.measurements), meter, settings.workload.window(),
                             limits=Limits(settings.limits), alive=lambda: self.server.alive,
                             progress=lambda text: self.progress(text, self.server.after_s),
-                            record=self.folder / f"requests-{label}.jsonl")
+                            record=self.folder / f"requests-{label}.jsonl", hide=self.server.redactor.text)
         if isinstance(found, Measurement):
             return dataclasses.replace(found, output_agreement=self.agreement)
         if self.server.unkept:
@@ -192,7 +200,9 @@ class LiveServer:
         info = self.bench.settings.engine.info
         if info.path is None:
             return {}
-        return self.server.redactor.mapping(info.same(self.server.get_json(info.path)))
+        same = self.server.redactor.mapping(info.same(self.server.get_json(info.path)))
+        text = json.dumps(same, sort_keys=True, default=str)
+        return same if len(text) <= MOST_RESOLVED else {"digest_of_too_much": digest(text)}
 
 
 @dataclasses.dataclass

@@ -269,6 +269,8 @@ class Tuner:
                 launch_s: float, search: bool) -> TrialRecord:
         facts = {"server_argv": live.argv, "server_env": live.env, "resolved": live.resolved,
                  "resolved_key": live.resolved_key, "neighbours": live.neighbours}
+        if isinstance(outcome, Crash):
+            facts["crash_under_load"] = live.crash is None
         self.notes.attach(trial, live.folder)
         if isinstance(outcome, TrialRecord):
             told = self.study.copy(trial, outcome, cost_s=cost_s, launch_s=launch_s, **facts)
@@ -354,9 +356,8 @@ def observation_of(study: Study, record: TrialRecord) -> Observation:
     attrs = record.attrs
     if record.crashed:
         outcome: Measured | Crash = crash_of(attrs)
-        before_load = attrs.get("crash_stage") != "serving"
-        return Observation(server, None if before_load else load, outcome, attrs["cost_s"], attrs["launch_s"],
-                           record.number)
+        return Observation(server, load if record.crashed_under_load else None, outcome, attrs["cost_s"],
+                           attrs["launch_s"], record.number)
     noise = attrs.get("relative_error")
     invalid = bool(attrs.get("invalid_reasons"))
     outcome = Measured(None if invalid else record.value, bool(attrs.get("feasible")), attrs.get("limit_ratios") or {},

@@ -18,6 +18,7 @@ from autotune.config import Settings
 from autotune.engine import gpulock
 from autotune.engine.leftovers import end_leftovers
 from autotune.engine.probe import visible_gpus
+from autotune.files import no_link
 from autotune.measure.objective import Objective
 from autotune.measure.power.meter import PowerSettings
 from autotune.origin import command_line, identity, provenance, versions
@@ -87,6 +88,7 @@ def tune(settings: Settings) -> int:
         refuse(settings, report)
         settings = dataclasses.replace(settings, objective=objective_for(settings, power.source)).without(report.barred)
         study = open_study(settings, report=report)
+        study.lead()
         held.enter_context(study.left_by_us())
         study.set_attr("barred", [{"when": {k: list(v) for k, v in rule.when.items()},
                                    "because": settings.redactor.text(rule.because)} for rule in report.barred])
@@ -310,7 +312,7 @@ def prepared(settings: Settings, verbose: bool, alone: bool = True) -> Iterator[
     folder = settings.folder
     try:
         (folder / "launches").mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("a+") if alone else contextlib.nullcontext()
+        lock = _own(folder / "lock") if alone else contextlib.nullcontext()
         journal.open_journal(folder, verbose, settings.redactor.values)
     except OSError as error:
         raise AutotuneError(f"cannot write in {folder}: {error.strerror or error} (outputs=DIR chooses another place)"
@@ -335,6 +337,11 @@ def prepared(settings: Settings, verbose: bool, alone: bool = True) -> Iterator[
                                     "the study is kept") from error
             raise AutotuneError(f"our own fault ({type(error).__name__}: {error}); the traceback is in {folder}/logs; "
                                 "the study is kept and can be resumed") from error
+
+
+def _own(path: pathlib.Path) -> TextIO:
+    """A file of ours to lock, not through a link. Raises OSError."""
+    return os.fdopen(no_link(str(path), os.O_RDWR | os.O_CREAT), "r+")
 
 
 def _lock(file: TextIO) -> None:

@@ -1,6 +1,7 @@
 """YAML files of others: read as data only, and refused where they would blow up or ask for this machine's variables.
 
     check(path)        # raises UsageError, one line naming the file and the key
+    bases(path, node)  # what it is based on: plain names only
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ MOST_NODES = 10_000
 MOST_BYTES = 4 << 20
 PLAIN = re.compile(r"\$\{[\w.\[\]-]*\}")
 """An interpolation that only names another key."""
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+"""A file in a group, without a way to another folder."""
+INTEGER = "tag:yaml.org,2002:int"
+DIGITS = 40
 MISREAD = {"on", "off", "yes", "no", "y", "n"}
 
 
 def check(path: pathlib.Path, misread_words: bool = False) -> None:
-    """Refuse a file that cannot be read, is no YAML, is too large with its aliases written out, or holds a resolver.
+    """Refuse a file that cannot be read, is no YAML, is too large with its aliases written out, or holds a resolver,
+    a number of more than 40 digits, or characters that no command line takes.
 
     `misread_words`: also plain on/off/yes/no, which YAML 1.1 reads as booleans behind the author's back.
     """
@@ -36,12 +42,43 @@ def check(path: pathlib.Path, misread_words: bool = False) -> None:
         if root is not None:
             _count(root, path, {}, [])
             _no_resolvers(root, path, set(), ())
+            _no_odd_values(root, path, set())
     except yaml.YAMLError as error:
         raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise UsageError(f"{path}: nested too deeply") from error
+
+
+def bases(path: pathlib.Path, node: Any) -> list[str]:
+    """What the `defaults` of a file (as plain data) name beside it. Raises UsageError for what names no such file."""
+    entries = node.get("defaults") if isinstance(node, dict) else None
+    if entries is None:
+        return []
+    if not isinstance(entries, list):
+        raise UsageError(f"{path}: defaults must be a list such as [NAME, _self_], not {str(entries)[:60]!r}")
+    for entry in entries:
+        if not isinstance(entry, str) or not NAME.fullmatch(entry):
+            raise UsageError(f"{path}: defaults: {str(entry)[:60]!r} is not the plain name of another file of its kind "
+                             "(letters, digits, _ - and dots)")
+    return [entry for entry in entries if entry != "_self_"]
+
+
+def _no_odd_values(node: Any, path: pathlib.Path, seen: set[int]) -> None:
+    """Raises UsageError for integers that Python refuses to write, and texts with a null or half a character."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    for inner in _inner(node):
+        _no_odd_values(inner, path, seen)
+    if not isinstance(node.value, str):
+        return
+    where = f"{path}, line {node.start_mark.line + 1}"
+    if node.tag == INTEGER and len(node.value) > DIGITS:
+        raise UsageError(f"{where}: a number of more than {DIGITS} digits")
+    if "\0" in node.value or any("\ud800" <= c <= "\udfff" for c in node.value):
+        raise UsageError(f"{where}: a text with a null character or half a character, which no command line takes")
 
 
 def _count(node: Any, path: pathlib.Path, counted: dict[int, int], inside: list[int]) -> int:

@@ -32,7 +32,7 @@ import time
 from collections import deque
 from typing import BinaryIO
 
-from autotune.files import write_json
+from autotune.files import fresh, write_json
 from autotune.redact import Redactor
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -40,6 +40,9 @@ FLUSH_S = 2.0
 TAIL_BYTES = 4 << 20
 KEY_BYTES = 16384
 """No private key is longer; its lines wait for each other, so that they are hidden together."""
+LINE_BYTES = 65536
+HELD_BYTES = 8192
+"""Of a line that does not end, so much waits for what comes next."""
 LEFT_OUT = b"\n[autotune: %d bytes of the log left out here]\n"
 
 
@@ -47,7 +50,7 @@ class BoundedLog:
     """A log file of at most `limit` bytes: the first half whole, then a gap, then the newest lines."""
 
     def __init__(self, path: pathlib.Path, limit: int, redactor: Redactor) -> None:
-        self.file: BinaryIO = path.open("wb", buffering=0)
+        self.file: BinaryIO = fresh(path).open("wb", buffering=0)
         self.head_limit = max(limit // 2, 4096)
         self.tail_limit = min(self.head_limit, TAIL_BYTES)
         self.redactor = redactor
@@ -57,7 +60,7 @@ class BoundedLog:
         self.flushed = time.monotonic()
 
     def write(self, data: bytes) -> None:
-        """Take raw output; whole lines are written, the rest waits for its end (at most 64 KiB).
+        """Take raw output; whole lines are written, the rest waits for its end (at most 72 KiB).
 
         What cannot be written (a full disk) is lost: the server must not notice.
         """
@@ -67,11 +70,16 @@ class BoundedLog:
         if begun >= 0 and b"PRIVATE KEY-----" in data[begun:begun + 60] and len(data) - begun < KEY_BYTES and \
                 data.find(b"-----END", begun, cut) < 0:  # hidden as a whole, once it is one
             cut = max(data.rfind(b"\n", 0, begun), data.rfind(b"\r", 0, begun)) + 1
-        if cut == 0 and len(data) > 65536:
-            cut = len(data)
+        if cut == 0 and len(data) > LINE_BYTES + HELD_BYTES:
+            cut = self._within_line(data)
         self.rest = data[cut:]
         if cut:
             self._lines(data[:cut])
+
+    def _within_line(self, data: bytes) -> int:
+        """Where to cut a line without end: not within a secret, nor between one and what tells it."""
+        text = data.decode("utf-8", "surrogateescape")
+        return len(text[:self.redactor.outside(text, len(text) - HELD_BYTES)].encode("utf-8", "surrogateescape"))
 
     def _lines(self, lines: bytes) -> None:
         if self.head < self.head_limit:
@@ -191,7 +199,7 @@ def keep(order: dict[str, object], control: int) -> int:
         server = subprocess.Popen(order["argv"], cwd=str(order["cwd"]), env=order["env"],  # type: ignore[call-overload]
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                   start_new_session=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a null character in an argument, an = in a variable's name
         log.write(f"autotune: cannot start the server: {error}\n".encode())
         log.close()
         _tell(folder / "exit.json", {"exit_status": 127, "ended_by": "start", "left": 0})

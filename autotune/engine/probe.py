@@ -53,16 +53,21 @@ class Gpus:
 class Installed:
     """What an interpreter has of an engine: its package's version (None: no such package), whether it finds the module.
 
+    asked: False for an interpreter that a file names, which nothing starts before the engine itself.
     `folder` is where the module lies; None where that is not known.
     """
 
     version: str | None
     found: bool
+    asked: bool = True
     folder: str | None = None
 
 
 def engine_version(engine: EngineSpec) -> str | None:
-    """The engine's version: given in the engine file, else that of its package in its interpreter; None: unknown."""
+    """The engine's version: given in the engine file, else that of its package in its interpreter; None: unknown.
+
+    An interpreter that the engine file names is not asked: a file of others runs nothing before its command was shown.
+    """
     return engine.version or installed(engine).version
 
 
@@ -72,6 +77,8 @@ def installed(engine: EngineSpec) -> Installed:
         import autotune
 
         return Installed(autotune.__version__, True)
+    if engine.python_of_file:
+        return Installed(None, True, asked=False)
     module = engine.command[2].split(".")[0] if engine.command[:2] == ("{python}", "-m") else ""
     return _asked(engine.python or sys.executable, engine.package or "", module)
 
@@ -83,7 +90,7 @@ def _asked(python: str, package: str, module: str) -> Installed:
                                timeout=PROBE_S)
         if asked.returncode == 0:
             version, found, folder = asked.stdout.split("\n")[:3]
-            return Installed(version or None, found == "1", folder or None)
+            return Installed(version or None, found == "1", folder=folder or None)
     return Installed(None, False)
 
 

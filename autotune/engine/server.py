@@ -24,15 +24,18 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from autotune.answers import NoAnswer, ask, count, parts, text, usage_of
 from autotune.awake import Awake
 from autotune.engine.argv import Command
 from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageReader
 from autotune.files import write_json
+from autotune.framing import BadAnswer
 from autotune.records import AutotuneError, Stage, UsageError
 from autotune.redact import Redactor
 
 POLL_S = 0.1
+HEALTH_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,8 +212,6 @@ class Server:
 
     def first_completion(self) -> str | None:
         """Generate a few tokens; None when it worked, else one line of what came back."""
-        import httpx
-
         prompt = "The quick brown fox"
         body: dict[str, Any]
         if self.engine.request.api == "sglang_generate":
@@ -219,33 +220,33 @@ class Server:
             path, body = "/v1/completions", {"prompt": prompt, "max_tokens": 4, "temperature": 0}
             body["model"] = self.engine.request.model or self.model_name() or "default"
         try:
-            answer = httpx.post(self.url + path, json=body, timeout=self.settings.request_timeout_s, trust_env=False)
-        except httpx.HTTPError as error:
-            return f"POST {path}: {type(error).__name__}: {error}"
-        if answer.status_code != 200:
-            return f"POST {path}: HTTP {answer.status_code}: {answer.text[:300]!r}"
-        try:
-            data = answer.json()
-            produced = data["meta_info"]["completion_tokens"] if "meta_info" in data and "text" in data else \
-                data["usage"]["completion_tokens"]
-        except (ValueError, KeyError, TypeError):
+            answer = ask(self.url + path, body, within_s=self.settings.request_timeout_s)
+            if answer.status != 200:
+                return f"POST {path}: HTTP {answer.status}: {answer.text[:300]!r}"
+            produced = count(usage_of(answer.json()), "completion_tokens")
+        except NoAnswer as error:
+            return f"POST {path}: no answer: {error}"
+        except BadAnswer as error:
+            return f"POST {path}: bad answer: {error}"
+        if produced is None:
             return f"POST {path}: an answer without token counts: {answer.text[:300]!r}"
-        return None if isinstance(produced, int) and produced > 0 else f"POST {path}: no token generated"
+        return None if produced else f"POST {path}: no token generated"
 
     def model_name(self) -> str | None:
         """The first name that /v1/models lists; None when there is none."""
-        models = self.get_json("/v1/models").get("data")
-        return str(models[0].get("id")) if isinstance(models, list) and models else None
+        try:
+            models = parts(self.get_json("/v1/models"), "data")
+            return text(models[0], "id") or None if models else None
+        except BadAnswer:
+            return None
 
     def get_json(self, path: str) -> dict[str, Any]:
         """A JSON object from the server; {} when it does not answer with one."""
-        import httpx
-
         try:
-            data = httpx.get(self.url + path, timeout=self.settings.request_timeout_s, trust_env=False).json()
-        except (httpx.HTTPError, ValueError):
+            answer = ask(self.url + path, within_s=self.settings.request_timeout_s)
+            return answer.json() if answer.status == 200 else {}
+        except (NoAnswer, BadAnswer):
             return {}
-        return data if isinstance(data, dict) else {}
 
     def stop(self) -> int | None:
         """End every process of the server and return its exit status. Safe to call twice."""
@@ -282,12 +283,10 @@ class Server:
             return bool(pattern.search(file.read().decode("utf-8", "replace")))
 
     def _healthy(self, path: str) -> tuple[bool, str]:
-        import httpx
-
         try:
-            status = httpx.get(self.url + path, timeout=10.0, trust_env=False).status_code
-        except httpx.HTTPError as error:
-            return False, f"GET {path}: {type(error).__name__}"
+            status = ask(self.url + path, within_s=HEALTH_S).status
+        except (NoAnswer, BadAnswer) as error:
+            return False, f"GET {path}: {error}"
         return status == 200, f"GET {path}: HTTP {status}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -137,6 +138,8 @@ class EngineSpec:
     command: tuple[str, ...]
     params: Mapping[str, ParamSpec]
     python: str | None = None
+    python_of_file: bool = False
+    """The interpreter was named by a file, not by the user: it is not started but to start the engine."""
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     vars: Mapping[str, str] = dataclasses.field(default_factory=dict)
     args: tuple[Action, ...] = ()
@@ -174,7 +177,7 @@ class EngineSpec:
             args=tuple(_action(item, f"{where}: args") for item in _entries(raw.get("args"), f"{where}: args")),
             rules=tuple(_engine_rule(i, f"{where}: rules") for i in _entries(raw.get("rules"), f"{where}: rules")),
             package=version.get("package"), version=_version(version.get("use"), where),
-            spelled_in=_names(version.get("spelled_in"), f"{where}: version.spelled_in"),
+            spelled_in=_inside(version.get("spelled_in"), f"{where}: version.spelled_in"),
             ready=_ready(raw.get("ready") or {}, where),
             stages=tuple(_mark(item, where) for item in raw.get("stages") or []),
             stage_limits_s={_stage(k, where): float(v) for k, v in _seconds(
@@ -296,6 +299,15 @@ def _names(raw: Any, where: str) -> tuple[str, ...]:
     if raw is not None and not (isinstance(raw, list) and all(isinstance(item, str) and item for item in raw)):
         raise UsageError(f"{where}: must be a list of texts, not {raw!r}")
     return tuple(raw or ())
+
+
+def _inside(raw: Any, where: str) -> tuple[str, ...]:
+    """Paths below a folder. Raises UsageError for one that leads out of it."""
+    for name in (names := _names(raw, where)):
+        path = pathlib.PurePath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise UsageError(f"{where}: {name!r} must be a file or folder below the module's own")
+    return names
 
 
 def _ready(raw: Mapping[str, Any], where: str) -> Ready:

@@ -11,15 +11,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
+from autotune.answers import NoAnswer, ask, completion_text, count, error_in, usage_of
+from autotune.framing import BadAnswer
 from autotune.measure.body import auth, request_body
 from autotune.measure.prompts import Prompt, PromptSet
 from autotune.measure.spec import PromptSpec, Target
 from autotune.records import UsageError
-
-if TYPE_CHECKING:
-    import httpx
 
 NOISE_CONFIDENCE = 0.95
 LOOP_PERIOD = 64  # characters
@@ -79,15 +77,13 @@ class Verdict:
 
 def collect(target: Target, settings: AgreementSettings, prompts: PromptSpec, concurrency: int) -> list[Output]:
     """Greedy outputs of the fixed prompts, `concurrency` at a time (how many run together changes the numerics, so
-    baselines are best collected at several). Raises httpx.HTTPError or ValueError when the server does not answer."""
-    import httpx
-
+    baselines are best collected at several). Raises NoAnswer or BadAnswer when the server does not answer as asked."""
     source = PromptSet(prompts, settings.context_tokens)
-    with httpx.Client(timeout=settings.timeout_s, trust_env=False, verify=False, headers=auth(target),
-                      limits=httpx.Limits(max_connections=concurrency)) as http, \
-            ThreadPoolExecutor(max_workers=concurrency) as pool:
-        return list(pool.map(lambda i: _ask(http, target, source.prompt(i), settings.output_tokens),
-                             range(settings.prompts)))
+    pool = ThreadPoolExecutor(max_workers=concurrency)
+    try:
+        return list(pool.map(lambda i: _ask(target, source.prompt(i), settings), range(settings.prompts)))
+    finally:
+        pool.shutdown(cancel_futures=True)  # after a bad answer nobody waits for the others
 
 
 def judge(candidate: Sequence[Output], baselines: Sequence[Sequence[Output]], settings: AgreementSettings) -> Verdict:
@@ -178,17 +174,17 @@ def _defects(candidate: Sequence[Output], baselines: Sequence[Sequence[Output]])
     return tuple(found)
 
 
-def _ask(http: httpx.Client, target: Target, prompt: Prompt, tokens: int) -> Output:
-    path, body = request_body(target, prompt, tokens, 0.0, False, stream=False)
-    answer = http.post(target.base_url.rstrip("/") + path, json=body)
-    answer.raise_for_status()
-    value = answer.json()
-    if value.get("error"):
-        raise ValueError(f"the server answered {str(value['error'])[:200]}")
-    usage = value.get("usage") or value.get("meta_info") or {}
-    if target.api == "sglang":
-        text = value.get("text") or ""
-    else:
-        choice = (value.get("choices") or [{}])[0]
-        text = choice.get("text") or (choice.get("message") or {}).get("content") or ""
-    return Output(str(text), int(usage.get("completion_tokens") or len(str(text).split())))
+def _ask(target: Target, prompt: Prompt, settings: AgreementSettings) -> Output:
+    path, body = request_body(target, prompt, settings.output_tokens, 0.0, False, stream=False)
+    try:
+        answer = ask(target.base_url.rstrip("/") + path, body, within_s=settings.timeout_s, headers=auth(target))
+        value = answer.json() if answer.status == 200 else {}
+        told, text = error_in(value), completion_text(value)
+        tokens = count(usage_of(value), "completion_tokens")
+    except NoAnswer as error:
+        raise NoAnswer(f"POST {path}: no answer: {error}", error.late) from error
+    except BadAnswer as error:
+        raise BadAnswer(f"POST {path}: bad answer: {error}") from error
+    if told or answer.status != 200:
+        raise BadAnswer(f"POST {path}: HTTP {answer.status}: {(told or answer.text)[:200]!r}")
+    return Output(text, tokens or len(text.split()))

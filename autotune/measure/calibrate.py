@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import httpx
-
+from autotune.answers import NoAnswer, ask, count, error_in, usage_of
+from autotune.framing import BadAnswer
 from autotune.measure.body import auth, request_body
 from autotune.measure.prompts import PromptSet
 from autotune.measure.spec import LoadSpec, Target
@@ -25,28 +25,29 @@ def chars_per_token(target: Target, load: LoadSpec) -> float | None:
     if not prompts.needs_calibration:
         return None
     assert load.context_tokens is not None
-    with httpx.Client(timeout=load.first_token_timeout_s, trust_env=False, verify=False, headers=auth(target)) as http:
-        tokens = _count(http, target, prompts.sample(0, load.context_tokens))
-        if not tokens:
-            return None
-        ratio = load.context_tokens / tokens
-        chars = counted = 0
-        for index in range(1, TRIES + 1):
-            text = prompts.sample(index, max(1, round(ratio * load.context_tokens)))
-            chars += len(text)
-            counted += _count(http, target, text) or 0
-        return chars / counted if counted else None
+    tokens = _count(target, load, prompts.sample(0, load.context_tokens))
+    if not tokens:
+        return None
+    ratio = load.context_tokens / tokens
+    chars = counted = 0
+    for index in range(1, TRIES + 1):
+        text = prompts.sample(index, max(1, round(ratio * load.context_tokens)))
+        chars += len(text)
+        counted += _count(target, load, text) or 0
+    return chars / counted if counted else None
 
 
-def _count(http: httpx.Client, target: Target, text: str) -> int | None:
+def _count(target: Target, load: LoadSpec, text: str) -> int | None:
     path, body = request_body(target, text, 1, 0.0, False, stream=False)
     try:
-        answer = http.post(target.base_url.rstrip("/") + path, json=body)
-        value = answer.json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise Unanswered(f"{type(error).__name__}: {error}") from error
-    if answer.status_code != 200 or not isinstance(value, dict) or "error" in value:
-        raise Unanswered(f"HTTP {answer.status_code}: {answer.text[:500]}")
-    usage = value.get("usage") or value.get("meta_info") or {}
-    tokens = usage.get("prompt_tokens")
-    return tokens if isinstance(tokens, int) and tokens > 0 else None
+        answer = ask(target.base_url.rstrip("/") + path, body, within_s=load.first_token_timeout_s,
+                     headers=auth(target))
+        value = answer.json() if answer.status == 200 else {}
+        told, tokens = error_in(value), count(usage_of(value), "prompt_tokens")
+    except NoAnswer as error:
+        raise Unanswered(f"POST {path}: no answer: {error}") from error
+    except BadAnswer as error:
+        raise Unanswered(f"POST {path}: bad answer: {error}") from error
+    if told or answer.status != 200:
+        raise Unanswered(f"POST {path}: HTTP {answer.status}: {(told or answer.text)[:500]}")
+    return tokens

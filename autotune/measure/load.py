@@ -25,7 +25,8 @@ import time
 from collections import deque
 from typing import Any, BinaryIO
 
-from autotune.measure import http, sse, system
+from autotune.framing import BadAnswer, Framing
+from autotune.measure import sse, system
 from autotune.measure.pacing import FULL_BYTES, TOKENS_BEFORE, WATCHED, Pacing
 from autotune.measure.reply import Reply, packed
 from autotune.measure.slot import CONNECTING, IDLE, READING, Slot
@@ -192,7 +193,7 @@ class Load:
             elif closed:
                 self._broken(slot, now, "reset" if framing.status is None else "partial",
                              "the server closed the connection")
-        except (http.BadAnswer, sse.BadStream) as error:
+        except BadAnswer as error:
             self._broken(slot, now, "malformed", str(error))
 
     def _take_careful(self, slot: Slot, data: bytes, now: float) -> None:
@@ -257,7 +258,7 @@ class Load:
         self._send(slot, now, Reply(index, wanted, due=sent if due is None else due, sent=sent, watched=slot.watched))
 
     def _send(self, slot: Slot, now: float, new: Reply) -> None:
-        slot.reply, slot.framing, slot.stream = new, http.Framing(), sse.TokenStream()
+        slot.reply, slot.framing, slot.stream = new, Framing(), sse.TokenStream(new.wanted_tokens)
         slot.out, slot.parts, slot.stamps = slot.request, [], []
         if slot.sock is None:
             self._connect(slot, now)

@@ -8,17 +8,20 @@ import time
 from types import TracebackType
 from typing import Self
 
-import httpx
-
+from autotune.answers import NoAnswer, ask
+from autotune.framing import BadAnswer
 from autotune.measure.spec import MetricNames, Target
 
 INTERVAL_S = 2.0
 TIMEOUT_S = 5.0
+LARGEST = 1e30
+"""No count or gauge of a server: what is above is no number that one can add up (inf, 1e308)."""
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+\d+)?\s*$")
 
 
 def parse(text: str) -> dict[str, float]:
-    """Samples of a Prometheus text, those of the same name (other labels: ranks) added up. Bad lines are skipped."""
+    """Samples of a Prometheus text, those of the same name (other labels: ranks) added up. Bad lines and what
+    is no finite number are skipped."""
     values: dict[str, float] = {}
     for line in text.splitlines():
         found = _LINE.match(line)
@@ -27,7 +30,7 @@ def parse(text: str) -> dict[str, float]:
                 value = float(found[2])
             except ValueError:
                 continue
-            if value == value:  # not NaN
+            if abs(value) <= LARGEST:
                 values[found[1]] = values.get(found[1], 0.0) + value
     return values
 
@@ -60,8 +63,7 @@ class Watcher:
     def mark(self) -> float:
         """Read now, for an edge of the window; returns when that sample was taken."""
         if self._url:
-            with httpx.Client(timeout=TIMEOUT_S, trust_env=False, verify=False) as http:
-                self._sample(http)
+            self._sample(self._url)
         return self.samples[-1][0] if self.samples else time.monotonic()
 
     def between(self, start: float, end: float) -> list[dict[str, float]]:
@@ -96,18 +98,17 @@ class Watcher:
         return names.accept_bonus + tokens / steps if steps > 0 and tokens >= 0 else None
 
     def _run(self) -> None:
-        with httpx.Client(timeout=TIMEOUT_S, trust_env=False, verify=False) as http:
-            while not self._stop.wait(INTERVAL_S):
-                self._sample(http)
-
-    def _sample(self, http: httpx.Client) -> None:
         assert self._url is not None
+        while not self._stop.wait(INTERVAL_S):
+            self._sample(self._url)
+
+    def _sample(self, url: str) -> None:
         try:
-            answer = http.get(self._url)
-        except httpx.HTTPError:
+            answer = ask(url, within_s=TIMEOUT_S)
+        except (NoAnswer, BadAnswer):
             self.failures += 1
             return
-        if answer.status_code == 200:
+        if answer.status == 200:
             self.samples.append((time.monotonic(), parse(answer.text)))
         else:
             self.failures += 1

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import pathlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.files import write_lines
@@ -103,8 +103,10 @@ def unpacked(plain: Sequence[Mapping[str, Any]], data: bytes) -> list[Reply]:
     return replies
 
 
-def write_replies(path: pathlib.Path, replies: Iterable[Reply], zero: float) -> None:
-    """One JSON line per request, in the order of sending; times in seconds after `zero`."""
+def write_replies(path: pathlib.Path, replies: Iterable[Reply], zero: float,
+                  hide: Callable[[str], str] = str) -> None:
+    """One JSON line per request, in the order of sending; times in seconds after `zero`; what servers said is hidden by
+    `hide` where it is secret."""
     def after(t: float | None) -> float | None:
         return None if t is None else round(t - zero, 6)
 
@@ -115,7 +117,7 @@ def write_replies(path: pathlib.Path, replies: Iterable[Reply], zero: float) -> 
                    "last_s": after(reply.times[-1] if reply.times else None), "ended_s": after(reply.ended),
                    "wanted_tokens": reply.wanted_tokens, "tokens": reply.tokens, "events": len(reply.times),
                    "prompt_tokens": reply.prompt_tokens, "verify_steps": reply.verify_steps,
-                   "attempts": reply.attempts, "detail": reply.detail}
+                   "attempts": reply.attempts, "detail": hide(reply.detail)}
             yield json.dumps({k: v for k, v in row.items() if v not in (None, "")}) + "\n"
 
     write_lines(path, lines())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import select
 import socket
 
-from autotune.measure import http, sse
+from autotune.framing import Framing
+from autotune.measure import sse
 from autotune.measure.reply import Reply
 from autotune.measure.system import Receive
 
@@ -36,7 +37,7 @@ class Slot:
         self.request = b""
         self.used = False  # this connection has carried an answer before
         self.reply: Reply | None = None
-        self.framing = http.Framing()
+        self.framing = Framing()
         self.stream = sse.TokenStream()
 
     def close(self) -> None:

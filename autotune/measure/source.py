@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from autotune.measure import body, http
+from autotune.framing import request
+from autotune.measure import body
 from autotune.measure.prompts import PromptSet, share
 from autotune.measure.spec import LoadOrder
 
@@ -57,4 +58,4 @@ class RequestSource:
         tokens = max(1, round(wanted))
         path, content = body.request_body(self._order.target, self._prompts.prompt(index), tokens, load.temperature,
                                           load.ignore_eos)
-        return index, tokens, http.request(self._host, path, body.encode(content), self._headers)
+        return index, tokens, request(self._host, path, body.encode(content), self._headers)

@@ -6,22 +6,22 @@ parsed as JSON. Knows the streams of OpenAI-compatible servers and SGLang's /gen
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.measure.http import Framing
+from autotune import answers
+from autotune.framing import BadAnswer, Framing
 
 CHUNK_OF_EVENTS = b"\n\n\r\n"
 """How a chunk ends that is whole events."""
 _KEY = b'"completion_tokens"'
-_COUNT = re.compile(rb'"completion_tokens":\s*(\d+)').match
-
-
-class BadStream(ValueError):
-    """Bytes that are not server-sent events with JSON data."""
+_COUNT = re.compile(rb'"completion_tokens":\s*(\d{1,12})(?!\d)').match
+EVENT_LIMIT = 8 << 20
+"""Bytes of one event."""
+OVERSHOOT = 64
+"""Tokens of a last verify step that servers may count beyond what was asked for; they are worth nothing to anybody."""
 
 
 class TokenStream:
@@ -32,9 +32,11 @@ class TokenStream:
     reported one inside the stream; `kind` then names it (`stream_error`, `aborted`).
     """
 
-    __slots__ = ("_count", "_rest", "_tail", "_value", "counts", "error", "finished", "kind", "times")
+    __slots__ = ("_count", "_most", "_rest", "_tail", "_value", "counts", "error", "finished", "kind", "times")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = answers.MOST_COUNT) -> None:
+        """`most`: tokens that were asked for. More are not counted, and many more are a bad answer."""
+        self._most = most
         self.times = array("d")
         self.counts = array("q")
         self.error: str | None = None
@@ -51,7 +53,7 @@ class TokenStream:
         return self._count > 0
 
     def take(self, framing: Framing, parts: Sequence[bytes], stamps: Sequence[float]) -> None:
-        """Digest what was read of an answer: `parts`, each with its time. Raises BadAnswer and BadStream.
+        """Digest what was read of an answer: `parts`, each with its time. Raises BadAnswer.
 
         Nearly every part is whole chunks of whole events like those before: only its last token count is looked for.
         """
@@ -79,7 +81,7 @@ class TokenStream:
             if part.count(_KEY) != part.count(b"\n\n"):
                 return False  # an event without a count of its own: an error, the end
             found = _COUNT(part, part.rfind(_KEY))
-            if found is None or (count := int(found[1])) <= self._count:
+            if found is None or not self._count < (count := int(found[1])) <= self._most:
                 return False
             self._count, self._tail, self._value = count, part, None
             self.times.append(now)
@@ -96,12 +98,14 @@ class TokenStream:
         return True
 
     def feed(self, payload: bytes, now: float) -> None:
-        """Take payload that arrived at `now`, event by event. Raises BadStream."""
+        """Take payload that arrived at `now`, event by event. Raises BadAnswer."""
         payload = self._rest + payload
         if b"\r\n" in payload:
             payload = payload.replace(b"\r\n", b"\n")
         cut = payload.rfind(b"\n\n") + 1
         self._rest = payload[cut + 1:] if cut else payload
+        if len(self._rest) > EVENT_LIMIT:
+            raise BadAnswer(f"an event of more than {EVENT_LIMIT >> 20} MiB")
         events = payload[:cut].split(b"\n\n") if cut else []
         at, last = 0, len(events) - 2  # what follows the last event's end is empty
         looked = False
@@ -127,45 +131,47 @@ class TokenStream:
         if data.strip() == b"[DONE]":
             self.finished = True
             return
-        value = _object(data)
-        if "error" in value or "object" in value:
-            self._look_for_error(value)
-        count = (value.get("usage") or value.get("meta_info") or {}).get("completion_tokens")
-        if count:
+        value = answers.parsed(data)
+        if ("error" in value or "object" in value) and (told := answers.error_in(value)):
+            self.kind, self.error = "stream_error", told
+        tokens = self._tokens(answers.usage_of(value))
+        if tokens:
             self._value = value
             if value.get("choices") != []:
-                if count > self._count:
-                    self._count = count
-                    self._add(count, now)
+                if tokens > self._count:
+                    self._count = tokens
+                    self._add(tokens, now)
                 return
         if _brings_output(value):
             self._add(0, now)
 
-    def _look_for_error(self, value: dict[str, Any]) -> None:
-        error = value.get("error")
-        if not error and value.get("object") == "error":
-            error = value
-        if error:
-            self.kind = "stream_error"
-            self.error = str(error.get("message", error)) if isinstance(error, dict) else str(error)
-
     def close(self) -> dict[str, Any]:
-        """Parse what the end said: usage, verify steps, finish reason. Empty when there was no count at all."""
+        """Parse what the end said: usage, verify steps, finish reason. Empty when there was no count at all.
+
+        Raises BadAnswer.
+        """
         value = self._value
         if value is None:
             if not self._tail:
                 return {}
-            value = _object(self._tail[self._tail.rindex(b"\ndata:") + 6:self._tail.rindex(b"\n\n")])
-        meta = value.get("meta_info") or {}
-        usage = value.get("usage") or meta
+            start, end = self._tail.rfind(b"\ndata:") + 6, self._tail.rfind(b"\n\n")
+            value = answers.parsed(self._tail[start:end] if start > 5 else self._tail)
+        meta, usage = answers.part(value, "meta_info"), answers.usage_of(value)
         reason = meta.get("finish_reason")
         if isinstance(reason, dict) and reason.get("type") == "abort":
-            self.kind, self.error = "aborted", str(reason.get("message", "aborted by the server"))
+            self.kind, self.error = "aborted", answers.text(reason, "message") or "aborted by the server"
         if reason:
             self.finished = True
-        steps = meta.get("spec_verify_ct", usage.get("spec_verify_ct"))
-        return {"completion_tokens": usage.get("completion_tokens"), "prompt_tokens": usage.get("prompt_tokens"),
+        steps = answers.count(meta if "spec_verify_ct" in meta else usage, "spec_verify_ct")
+        return {"completion_tokens": self._tokens(usage), "prompt_tokens": answers.count(usage, "prompt_tokens"),
                 "verify_steps": steps}
+
+    def _tokens(self, usage: dict[str, Any]) -> int | None:
+        """The tokens so far, none beyond those that were asked for. Raises BadAnswer."""
+        told = answers.count(usage, "completion_tokens")
+        if told is not None and told > self._most + OVERSHOOT:
+            raise BadAnswer(f"the server counts {told} tokens where {self._most} were asked for")
+        return told if told is None else min(told, self._most)
 
 
 def _end_of_alike(part: bytes) -> int:
@@ -180,22 +186,15 @@ def _all_count(events: Sequence[bytes]) -> bool:
     return all(_KEY in event and b'"error"' not in event for event in events)
 
 
-def _object(data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data.decode())
-    except ValueError as error:
-        raise BadStream(f"not JSON: {data[:80]!r}") from error
-    if not isinstance(value, dict):
-        raise BadStream(f"not a JSON object: {data[:80]!r}")
-    return value
-
-
 def _brings_output(value: dict[str, Any]) -> bool:
-    """Whether an event stands for output. A chat's first delta has only a role; a text may be withheld, yet count."""
+    """Whether an event stands for output. A chat's first delta has only a role; a text may be withheld, yet count.
+
+    Raises BadAnswer.
+    """
     if value.get("text") or value.get("output_ids"):
         return True
-    for choice in value.get("choices") or ():
-        delta = choice.get("delta")
-        if delta is None or any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls")):
+    for choice in answers.parts(value, "choices"):
+        delta = answers.part(choice, "delta")
+        if choice.get("delta") is None or any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls")):
             return True
     return False

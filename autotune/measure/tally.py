@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from autotune.framing import BadAnswer
 from autotune.measure import sse
 from autotune.measure.reply import OK, Reply
 
@@ -31,7 +32,7 @@ class Tally:
             return
         try:
             _fill(done, stream)
-        except sse.BadStream as error:
+        except BadAnswer as error:
             self._account(done, "malformed", str(error))
             return
         if stream.error is not None:

@@ -53,11 +53,12 @@ class Pulse:
 
 def measure(target: Target, load: LoadSpec, meter: Meter, settings: WindowSettings, *, limits: Limits,
             alive: Callable[[], bool], progress: Callable[[str], None],
-            record: pathlib.Path | None = None) -> Measurement | LoadFailure:
+            record: pathlib.Path | None = None, hide: Callable[[str], str] = str) -> Measurement | LoadFailure:
     """Measure `target` under `load`.
 
     Blocks until done; a KeyboardInterrupt ends the load and goes on. `alive` says whether the server's
-    process still runs; `progress` gets one line about every second; `record` gets one JSON line per request.
+    process still runs; `progress` gets one line about every second; `record` gets one JSON line per request,
+    whose details `hide` takes the secrets out of.
     `limits` decide which requests count for goodput. The meter must be open. Raises AutotuneError for our own
     failures only.
     """
@@ -83,7 +84,7 @@ def measure(target: Target, load: LoadSpec, meter: Meter, settings: WindowSettin
                                tick.kinds if tick else {}, time.monotonic() - started, host_fault=True)
         replies = client.stop()
     if record is not None:
-        write_replies(record, replies, zero=pulses[0].t)
+        write_replies(record, replies, pulses[0].t, hide)
     reasons = [] if steady else ["not_steady"]
     reasons += run.client_reasons(pulses[0].t, pulses[-1].t)
     reasons += watcher.reasons(before, after)

@@ -140,7 +140,8 @@ def untried(story: Story) -> Section | None:
     """Choices that never served."""
     if not story.untried:
         return None
-    words = {"forbidden": "forbidden", "closed": "given up", "crashed": "only crashed", "unreached": "not reached"}
+    words = {"forbidden": "forbidden", "closed": "given up", "crashed": "only crashed",
+             "shadowed": "not told apart", "unreached": "not reached"}
     rows = tuple((region_text({u.param: u.values}), Cell(words[u.kind], "muted"), one_line(u.why))
                  for u in story.untried)
     return Section("untried", "What never served, and why", (Table(("Choices", "Standing", "Why"), rows),))

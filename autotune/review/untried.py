@@ -9,13 +9,14 @@ from typing import Any
 
 from autotune.history import TrialRecord
 from autotune.records import Value
-from autotune.review.wording import count
+from autotune.review.wording import count, region_text
 from autotune.space import Param, Space
 
 
 @dataclasses.dataclass(frozen=True)
 class Untried:
-    """Choices of one parameter. `kind` is forbidden, closed, crashed (tried, never served) or unreached."""
+    """Choices of one parameter. `kind` is forbidden, closed, crashed (tried, never served), shadowed (tried only beside
+    another choice that crashed without it, too) or unreached."""
 
     param: str
     values: tuple[Value, ...]
@@ -35,22 +36,36 @@ def untried(space: Space, records: Sequence[TrialRecord], pivots: Iterable[Mappi
     found: dict[tuple[str, str, str], list[Value]] = {}
     for param in space.params:
         for value in param.choices:
-            told = _choice(space, param, value, tried.get((param.name, repr(value)), []), closed, stop_reason)
+            trials = tried.get((param.name, repr(value)), [])
+            if trials and all(t.crashed for t in trials):
+                told: tuple[str, str] | None = _crashed(trials, tried)
+            else:
+                told = _untold(space, param, value, trials, closed, stop_reason)
             if told is not None:
                 found.setdefault((param.name, *told), []).append(value)
     return tuple(Untried(name, tuple(values), kind, why) for (name, kind, why), values in found.items())
 
 
-def _choice(space: Space, param: Param, value: Value, trials: Sequence[TrialRecord],
+def _crashed(trials: Sequence[TrialRecord], tried: Mapping[tuple[str, str], Sequence[TrialRecord]]) -> tuple[str, str]:
+    """(kind, why) of a choice that crashed in all its trials: its own doing, or perhaps that of its company."""
+    numbers = {t.number for t in trials}
+    company = [(name, others) for (name, _), others in tried.items()
+               if all(t.crashed for t in others) and {t.number for t in others} > numbers]
+    if company:
+        name, others = max(company, key=lambda c: len(c[1]))
+        beside = region_text({name: (others[0].config[name],)})
+        why = f"tried only beside {beside}, which crashed in {count(len(others), 'trial')} and never served"
+        return "shadowed", why
+    blamed = collections.Counter(str(t.attrs.get("crash_blame")) for t in trials)
+    told = ", ".join(f"{blame} {n}" for blame, n in blamed.most_common())
+    return "crashed", f"tried in {count(len(trials), 'trial')}, always crashed (blame: {told})"
+
+
+def _untold(space: Space, param: Param, value: Value, trials: Sequence[TrialRecord],
             closed: Sequence[Mapping[str, Any]], stop_reason: str | None) -> tuple[str, str] | None:
-    """(kind, why) of a choice that never served; None for one that did."""
-    if any(not t.crashed for t in trials):
-        return None
+    """(kind, why) of a choice that was never tried; None for one that served."""
     if trials:
-        blamed = collections.Counter(str(t.attrs.get("crash_blame")) for t in trials)
-        told = ", ".join(f"{blame} {n}" for blame, n in blamed.most_common())
-        why = f"tried in {count(len(trials), 'trial')}, always crashed (blame: {told})"
-        return "crashed", why
+        return None
     for rule in space.rules:
         if set(rule.when) == {param.name} and rule.matches({param.name: value}):
             return "forbidden", rule.because

@@ -116,13 +116,14 @@ class Memory:
 
     def _crash(self, server: Server, key: Key, load: int | None, observation: Observation, crash: Crash) -> None:
         tail = self.grid.load_rows[load] if load is not None else np.full(len(self.grid.load_params), -1, np.int16)
-        self.failures.append((key, Failure(np.concatenate([server.row, tail]), crash, observation.trial)))
+        self.failures.append((key, Failure(np.concatenate([server.row, tail]), crash, observation.trial,
+                                            loaded=load is not None)))
         if load is not None:
             server.load_crashes.setdefault(load, []).append(crash)
         else:
             server.launch_crashes.append(crash)
             self.crash_s.append(observation.cost_s)
-        if crash.stage is Stage.SERVING:
+        if crash.stage is Stage.SERVING and load is not None:
             server.came_up = True
             self.last_good = self.last_good or key
         elif crash.blame is Blame.ENVIRONMENT:

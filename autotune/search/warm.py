@@ -73,7 +73,7 @@ def _observations(records: Sequence[TrialRecord], space: Space, comparable: bool
             known = comparable and record.value is not None and not record.attrs.get("invalid_reasons")
             outcome = Measured(record.value / level if known and record.value is not None else None,
                                bool(record.attrs.get("feasible")))
-        before_load = record.crashed and record.attrs.get("crash_stage") != "serving"
+        before_load = record.crashed and not record.crashed_under_load
         out.append(Observation(server, None if before_load else load, outcome, float(record.attrs.get("cost_s", 0.0)),
                                0.0 if launch in launched else float(record.attrs.get("launch_s") or 1.0)))
         launched.add(launch)

@@ -24,7 +24,8 @@ from autotune.crash.classify import classify
 from autotune.engine.keeper import BoundedLog
 from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageReader
-from autotune.measure import http, sse
+from autotune.framing import BadAnswer, Framing
+from autotune.measure import sse
 from autotune.records import Stage
 from autotune.redact import Redactor
 from tests.core.engines import ENGINE
@@ -88,21 +89,21 @@ def cut(rng: random.Random, data: bytes) -> list[bytes]:
 
 def answer(rng: random.Random, data: bytes) -> None:
     """HTTP framing, then the stream, as the load client's careful path does it; then its fast path."""
-    framing, stream = http.Framing(), sse.TokenStream()
+    framing, stream = Framing(), sse.TokenStream()
     try:
         for n, piece in enumerate(cut(rng, data)):
             payload = framing.feed(piece)
             if payload:
                 stream.feed(payload, float(n))
         framing.eof()
-    except (http.BadAnswer, sse.BadStream):
+    except BadAnswer:
         pass
-    framing, stream = http.Framing(), sse.TokenStream()
+    framing, stream = Framing(), sse.TokenStream()
     try:
         framing.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         pieces = cut(rng, data)
         stream.take(framing, pieces, [float(n) for n in range(len(pieces))])
-    except (http.BadAnswer, sse.BadStream):
+    except BadAnswer:
         pass
 
 

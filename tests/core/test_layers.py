@@ -9,8 +9,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2] / "autotune"
 LAYERS: list[set[str]] = [
-    {"secretnames", "printable"},
-    {"records", "redact", "files", "awake"},
+    {"secretnames", "printable", "framing"},
+    {"records", "redact", "files", "awake", "answers"},
     {"rules"},
     {"space"},
     {"engine", "crash", "measure"},

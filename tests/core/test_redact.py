@@ -96,6 +96,27 @@ def test_a_password_may_be_a_number_and_a_count_is_none() -> None:
     assert clean.text("1234 tokens, 123456789 tokens") == f"1234 tokens, {HIDDEN} tokens"
 
 
+def test_a_variables_secret_may_look_like_a_flag() -> None:
+    clean = Redactor.from_command(["--api-key", "--other"], {"DASH_TOKEN": "--canary-secret"})
+    assert clean.text("with --canary-secret and --other") == f"with {HIDDEN} and --other"
+
+
+@pytest.mark.parametrize("secret", ["canary-secret it's", "API_KEY=canary-secret", "--api-key canary-secret",
+                                    "hf_canary0canary0canary0", "https://me:canary-secret@host/x"])
+def test_a_text_is_cut_where_both_pieces_are_as_clean_as_the_whole(secret: str) -> None:
+    clean = Redactor(["canary-secret it's"])
+    text = "a" * 1000 + " " + secret + " " + "b" * 1000
+    for at in range(960, 1100):
+        place = clean.outside(text, at)
+        assert 0 < place <= at and "canary" not in clean.text(text[:place]) + clean.text(text[place:])
+    assert clean.outside(text, 500) == 500 and clean.outside(text, 1900) == 1900
+
+
+def test_a_secret_is_hidden_in_keys_too() -> None:
+    known = Redactor(["canary-secret"])
+    assert known.mapping({"a canary-secret": {"canary-secret": [1]}}) == {f"a {HIDDEN}": {HIDDEN: [1]}}
+
+
 def test_an_override_keeps_its_name_and_its_secret_is_known_everywhere() -> None:
     argv = ["tune", "+space=local", "+engine.env.HF_TOKEN=a b,c", "+engine.args=[--api-key,wxyz]", "study.launches=4",
             "++engine={args:[--admin-api-key=qrst,--port,80]}", "study.storage=postgresql://u:p/w@h/db"]

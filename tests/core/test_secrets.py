@@ -134,3 +134,18 @@ def test_a_private_key_that_comes_line_by_line_is_hidden(tmp_path: pathlib.Path)
     log.close()
     text = (tmp_path / "server.log").read_text()
     assert "canary" not in text and "before" in text and "after" in text
+
+
+@pytest.mark.parametrize("before", [65536 - 20, 65536 + 8192 - 30, 65536 + 8192 - 12, 131072, 200_000])
+@pytest.mark.parametrize("said", ["canary-secret value", "password=canary-hunter2", "\u00e9\u00e9 canary-secret value"])
+def test_a_line_without_end_is_not_cut_within_a_secret(tmp_path: pathlib.Path, before: int, said: str) -> None:
+    data = b"x" * before + b" " + said.encode() + b" " + b"y" * 100_000
+    for size in (65536, 30_000, len(data)):
+        log = BoundedLog(tmp_path / "server.log", 1 << 20, Redactor(["canary-secret value"]))
+        for at in range(0, len(data), size):
+            log.write(data[at:at + size])
+            assert len(log.rest) <= 65536 + 8192
+        log.close()
+        text = (tmp_path / "server.log").read_bytes()
+        assert b"canary" not in text and text.count(b"[redacted]") == 1
+        assert text.startswith(b"x" * before) and text.endswith(b"y" * 100_000)

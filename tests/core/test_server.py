@@ -14,9 +14,19 @@ import time
 import psutil
 import pytest
 
+from autotune.crash.classify import classify
 from autotune.engine.leftovers import end_launch, end_leftovers, members
+from autotune.engine.server import Server
+from autotune.gate import Gate
+from autotune.measure.agreement import AgreementSettings
+from autotune.measure.calibrate import Unanswered, chars_per_token
+from autotune.measure.reply import Reply, write_replies
+from autotune.measure.spec import MetricNames, Target
 from autotune.records import Stage
+from autotune.redact import Redactor
 from tests.core.engines import SETTINGS, server
+from tests.core.test_answers import dripping, said, serving
+from tests.measure.harness import BUILTIN, LOAD
 
 
 def left(folder: pathlib.Path) -> set[int]:
@@ -65,7 +75,7 @@ def test_a_healthy_server_that_answers_garbage_is_not_ready(tmp_path: pathlib.Pa
     with server(tmp_path, fault="garbage", at="serving") as live:
         failure = live.wait_ready()
     assert failure is not None and failure.kind == "bad_answer"
-    assert "token counts" in failure.detail
+    assert "bad answer: not JSON" in failure.detail
 
 
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: pathlib.Path) -> None:
@@ -103,6 +113,15 @@ def test_a_program_that_does_not_exist_is_a_failure_not_an_exception(tmp_path: p
         failure = live.wait_ready()
     assert failure is not None and failure.exit_status == 127
     assert "cannot start the server" in live.log.read_text()
+
+
+def test_an_argument_that_no_program_takes_is_such_a_failure_too(tmp_path: pathlib.Path) -> None:
+    live = server(tmp_path, fault="none")
+    live.command = dataclasses.replace(live.command, argv=(*live.command.argv, "a\0b"))
+    with live:
+        failure = live.wait_ready()
+    assert failure is not None and failure.exit_status == 127
+    assert "null" in live.log.read_text()
 
 
 def test_a_flooded_log_keeps_its_head_and_its_tail(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,3 +241,81 @@ def alive(pid: int) -> bool:
         return b") Z" not in pathlib.Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return False
+
+
+def odd_server(tmp_path: pathlib.Path, url: str) -> Server:
+    """A server object that was never started and asks what listens at `url`."""
+    made = server(tmp_path, dataclasses.replace(SETTINGS, request_timeout_s=0.5), fault="none")
+    made.url = url
+    return made
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"a":' + b"[" * 900 + b"]" * 900 + b"}", b"[1]", b'"x"'])
+def test_what_a_server_says_of_itself_in_a_wrong_form_is_nothing(tmp_path: pathlib.Path, body: bytes) -> None:
+    with serving(said(body)) as url:
+        assert odd_server(tmp_path, url).get_json("/server_info") == {}
+    with serving(said(body)) as url:
+        assert odd_server(tmp_path, url).model_name() is None
+
+
+@pytest.mark.parametrize("models", [b'{"data": ["x"]}', b'{"data": 5}', b'{"data": [{"id": [1]}]}', b'{"data": []}'])
+def test_a_list_of_models_in_a_wrong_form_names_none(tmp_path: pathlib.Path, models: bytes) -> None:
+    with serving(said(models)) as url:
+        assert odd_server(tmp_path, url).model_name() is None
+
+
+def test_an_error_page_is_nothing_that_a_server_says_of_itself(tmp_path: pathlib.Path) -> None:
+    with serving(said(b'{"detail": "Not Found"}', b"HTTP/1.1 404 X\r\n")) as url:
+        assert odd_server(tmp_path, url).get_json("/server_info") == {}
+
+
+def test_what_drips_ends_at_the_time_for_requests(tmp_path: pathlib.Path) -> None:
+    began = time.monotonic()
+    with serving(dripping(b"HTTP/1.1 200 OK\r\n\r\n")) as url:
+        assert odd_server(tmp_path, url).get_json("/server_info") == {}
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(("body", "told"), [
+    (b'{"usage":{"completion_tokens":' + b"9" * 4000 + b"}}", "bad answer"), (b"[" * 200_000, "bad answer"),
+    (b"[1]", "bad answer"), (b'{"usage": [1]}', "bad answer"), (b"{}", "without token counts"),
+    (b'{"usage": {"completion_tokens": 0}}', "no token generated")])
+def test_a_first_completion_in_a_wrong_form_is_one_line_that_says_so(tmp_path: pathlib.Path, body: bytes,
+                                                                    told: str) -> None:
+    with serving(said(b'{"data": [{"id": "m"}]}'), said(body)) as url:
+        problem = odd_server(tmp_path, url).first_completion()
+    assert problem is not None and told in problem and len(problem) < 500
+    crash = classify(problem, stage=Stage.WARMUP, exit_status=None, after_s=1.0, detail=problem)
+    assert crash.category == "http_server_error"
+
+
+@pytest.mark.parametrize("body", [b"[1]", b'"x"', b"[" * 200_000, b'{"choices": ["x"]}', b'{"choices": {"a": 1}}',
+                                  b'{"choices": [{"text": "a"}], "usage": [1]}',
+                                  b'{"choices": [{"text": "a"}], "usage": {"completion_tokens": 1e999}}',
+                                  b'{"choices": [{"message": "x"}]}', b'{"error": {"message": "no"}}'])
+def test_greedy_outputs_in_a_wrong_form_are_a_problem_of_one_line(tmp_path: pathlib.Path, body: bytes) -> None:
+    gate = Gate(tmp_path / "agreement.json", AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0), BUILTIN)
+    with serving(said(body)) as url:
+        verdict, problem = gate.check(Target(url, "openai", "m", False, None, MetricNames()), False, str)
+    assert verdict is None and problem.startswith("POST /v1/completions: ") and len(problem) <= 300
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"[" * 200_000, b'{"usage": [1]}', b'{"usage": {"prompt_tokens": "4"}}',
+                                  b'{"usage": {"prompt_tokens": 1e999}}', b'{"error": {"message": "no"}}'])
+def test_a_count_of_a_prompt_in_a_wrong_form_is_no_answer(body: bytes) -> None:
+    with serving(said(body)) as url, pytest.raises(Unanswered, match="POST /v1/completions: "):
+        chars_per_token(Target(url, "openai", "m", False, None, MetricNames()), LOAD)
+
+
+def test_what_a_server_says_is_kept_without_its_secrets(tmp_path: pathlib.Path) -> None:
+    """Outputs of the baseline, and why requests failed: a server may have them from its environment."""
+    hide = Redactor(["canary-secret"]).text
+    gate = Gate(tmp_path / "agreement.json", AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0), BUILTIN)
+    body = b'{"choices": [{"text": "of a canary-secret tree"}], "usage": {"completion_tokens": 4}}'
+    with serving(said(body), said(body), said(body)) as url:
+        verdict, problem = gate.check(Target(url, "openai", "m", False, None, MetricNames()), True, hide)
+    assert verdict is not None and verdict.agreement == 1.0 and not problem
+    assert [run[0].text for run in gate.references()] == ["of a [redacted] tree"] * 2
+    failed = Reply(1, 8, 0.5, 0.25, ended=2.0, kind="http_500", detail="no access with canary-secret")
+    write_replies(tmp_path / "requests.jsonl", [failed], 0.0, hide)
+    assert "canary" not in (tmp_path / "requests.jsonl").read_text() + gate.file.read_text()

@@ -62,6 +62,17 @@ def test_a_crash_is_pruned_with_its_signature_and_a_graded_constraint(tmp_path: 
     assert study.inner.trials[0].constraints == {"crash": 2.0, "invalid": 0.0, "tpot_p99_ms": 0.0}
 
 
+def test_a_crash_is_under_load_when_a_load_was_on_the_server_whatever_the_stage(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    dead = Crash("segfault", Stage.SERVING, Blame.UNKNOWN, "v1-abc", "x")
+    told = []
+    for fact in ({"crash_under_load": False}, {"crash_under_load": True}, {}):  # {}: a study of an earlier release
+        trial = study.ask(SPACE.baseline, launch=1)
+        study.tell(trial, dead, None, cost_s=1.0, launch_s=1.0, **fact)
+        told.append(study.record(trial.number).crashed_under_load)
+    assert told == [False, True, True]
+
+
 def test_every_trial_has_the_same_constraints_in_the_same_order(tmp_path: pathlib.Path) -> None:
     study = open_study(tmp_path)
     study.tell(study.ask(SPACE.baseline, launch=1), CRASH, None, cost_s=3, launch_s=3)
@@ -99,6 +110,36 @@ def test_trials_of_a_dead_tuner_are_told_fail_and_of_a_living_one_left(tmp_path:
     assert study.clear_dead() == [0]
     assert [r.state for r in study.records()] == ["FAIL", "RUNNING"]
     assert study.records()[0].attrs["fail_reason"] == "the tuner died"
+
+
+def test_a_study_has_one_tuner_at_a_time_wherever_its_outputs_are(tmp_path: pathlib.Path) -> None:
+    open_study(tmp_path).lead()
+    program = ("import sys, pathlib; from tests.core.test_study import *; "
+               "study = open_study(pathlib.Path(sys.argv[1])); study.lead(); "
+               "print('leads', flush=True); sys.stdin.read()")
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    own = open_study(tmp_path)
+    own.set_attr("tuner", owner_id().rsplit("|", 1)[0] + "|1")  # one that is dead
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          cwd=root, env={**os.environ, "PYTHONPATH": root}) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"leads\n"
+        with pytest.raises(AutotuneError, match=rf"another autotune \(pid {other.pid}\) tunes study s .* verb worker"):
+            own.lead()
+        other.kill()
+    own.lead()
+    own.lead()
+
+
+def test_a_tuner_elsewhere_lives_while_its_trial_does(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    elsewhere = "far/1|boot|77|1"
+    study.set_attr("tuner", elsewhere)
+    study.lead()
+    study.set_attr("tuner", elsewhere)
+    trial = study.ask(SPACE.baseline, launch=1)
+    trial.set_user_attr("owner", elsewhere)
+    with pytest.raises(AutotuneError, match=r"\(on far/1, pid 77\)"):
+        study.lead()
 
 
 def test_a_trial_that_was_just_made_when_the_user_interrupted_is_not_left_running(tmp_path: pathlib.Path) -> None:

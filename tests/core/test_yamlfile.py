@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from autotune.config import data_folder, load
+from autotune.engine.probe import engine_version
 from autotune.records import UsageError
 from autotune.yamlfile import MOST_BYTES, MOST_NODES, check
 
@@ -103,3 +105,109 @@ def test_the_command_ends_with_exit_code_2(tmp_path: pathlib.Path) -> None:
 def write_one(folder: pathlib.Path, text: str) -> pathlib.Path:
     (folder / "one.yaml").write_text(text)
     return folder / "one.yaml"
+
+
+EVIL = "${oc.env:HOME}"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: pathlib.Path) -> str:
+    """A way from conf/'s groups to files of others that hold a resolver."""
+    (tmp_path / "evil.yaml").write_text(f"describe: {EVIL}\n{ENGINE}")
+    return "../" * 20 + str(tmp_path / "evil").lstrip("/")
+
+
+def test_a_space_leads_to_no_file_elsewhere(tmp_path: pathlib.Path, elsewhere: str) -> None:
+    for way in (elsewhere, str(tmp_path / "evil"), "..", "../engine/sglang", "a/b", "sglang@power", "a b", "",
+                "${name}"):
+        with pytest.raises(UsageError, match="must be the plain name of an engine file"):
+            load(["+space=mine"], write(tmp_path, SPACE.replace("own", f"'{way}'")))
+        for entry in (way, {"/workload": way}, {"override /power": "none"}, {way: "none"}, 5):
+            defaults = f"defaults: {json.dumps([entry, '_self_'])}\n"
+            with pytest.raises(UsageError, match=r"mine\.yaml: defaults: .* is not the plain name of another"):
+                load(["+space=mine"], write(tmp_path, SPACE + defaults))
+            with pytest.raises(UsageError, match=r"own\.yaml: defaults: .* is not the plain name of another"):
+                load(["+space=mine"], write(tmp_path, engine=ENGINE + defaults))
+
+
+def test_a_command_line_leads_to_no_file_elsewhere_either(tmp_path: pathlib.Path, elsewhere: str) -> None:
+    folder = write(tmp_path)
+    for override in (f"engine='{elsewhere}'", f"power={elsewhere}", f"workload=[{elsewhere}]", "+a/b=c",
+                     f"+engine@power={elsewhere}"):
+        with pytest.raises(UsageError, match="takes the plain name of a file in it"):
+            load(["+space=mine", override], folder)
+    with pytest.raises(UsageError, match="must be the plain name of an engine file"):
+        load(["+space=mine", f"space.engine={elsewhere}"], folder)
+
+
+@pytest.mark.parametrize("defaults", ["5", "x", "{a: b}", "true", "'${name}'"])
+def test_defaults_that_are_no_list_are_one_line(defaults: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match=r"mine\.yaml: defaults must be a list"):
+        load(["+space=mine"], write(tmp_path, SPACE + f"defaults: {defaults}\n"))
+
+
+def test_whatever_a_space_is_based_on_is_checked_too(tmp_path: pathlib.Path) -> None:
+    folder = write(tmp_path, "defaults: [middle, _self_]\nname: mine\n")
+    (tmp_path / "middle.yaml").write_text("defaults: [bottom, _self_]\ndescribe: in the middle\n")
+    (tmp_path / "bottom.yaml").write_text(SPACE)
+    settings = load(["+space=mine"], folder)
+    assert (settings.space.name, settings.space.describe, settings.engine.name) == ("mine", "in the middle", "own")
+    (tmp_path / "bottom.yaml").write_text(SPACE + f"describe: {EVIL}\n")
+    with pytest.raises(UsageError, match=r"bottom\.yaml, key describe: "):
+        load(["+space=mine"], folder)
+
+
+@pytest.mark.parametrize(("line", "told"), [
+    ("needs: {gpus: .inf}", "needs.gpus must be a number"),
+    ("needs: {gpu_memory_gib: 1.0e+300}", "needs.gpu_memory_gib must be a number"),
+    (f"needs: {{gpus: {'9' * 5000}}}", "line 5: a number of more than 40 digits"),
+    (f"needs: {{gpus: 0x{'f' * 5000}}}", "line 5: a number of more than 40 digits"),
+    ("price: 1", "unknown key price"), ('describe: "a\\0b"', "line 5: a text with a null character"),
+    ('"a\\0b": 1', "line 5: a text with a null character")])
+def test_values_that_no_program_takes_are_one_line(line: str, told: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match=told) as error:
+        load(["+space=mine"], write(tmp_path, SPACE + line + "\n"))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("choices", ["[1" + "0" * 30 + "]", "[.inf, 1]", "[.nan]"])
+def test_choices_that_are_no_numbers_of_a_machine_are_one_line(choices: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match="params.a: .* is not a text, number"):
+        load(["+space=mine"], write(tmp_path, SPACE.replace("[1]", choices)))
+
+
+@pytest.mark.parametrize("override", ["space.params.a.choices=[" + "9" * 4000 + "]", "study.seed=" + "9" * 5000,
+                                      "study.name=" + "x" * 300, "space.name=" + "x" * 300,
+                                      "price_per_device_hour=" + "9" * 400])
+def test_a_command_line_of_such_values_is_one_line(override: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError) as error:
+        load(["+space=mine", override], write(tmp_path))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 1000
+
+
+def with_interpreter(tmp_path: pathlib.Path) -> tuple[list[str], pathlib.Path, pathlib.Path]:
+    """(a folder of spaces whose engine file names its own interpreter, that program, what it writes when it runs)."""
+    program, ran = tmp_path / "evil.sh", tmp_path / "ran"
+    program.write_text(f"#!/bin/sh\necho x >> {ran}\necho 9.9\necho 1\n")
+    program.chmod(0o755)
+    own = f"version: {{package: foo}}\npython: {program}\n"
+    return write(tmp_path, engine=ENGINE.replace("[prog]", "['{python}', -m, foo]") + own), program, ran
+
+
+def test_an_interpreter_that_a_file_names_is_not_run_to_look_at_a_space(tmp_path: pathlib.Path) -> None:
+    folder, program, ran = with_interpreter(tmp_path)
+    for verb, *more in (("check",), ("tune", "--cfg"), ("worker", "--cfg"), ("report",), ("export",)):
+        done = subprocess.run([sys.executable, "-m", "autotune", verb, "+space=mine", "device=cpu", "--spaces", *folder,
+                               *more], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode in (0, 2) and "Traceback" not in done.stderr
+        assert verb != "check" or ("version not asked" in done.stdout and str(program) in done.stdout)
+        assert not ran.exists(), verb
+
+
+def test_an_interpreter_that_the_user_names_or_is_about_to_start_is_asked(tmp_path: pathlib.Path) -> None:
+    folder, program, ran = with_interpreter(tmp_path)
+    settings = load(["+space=mine"], folder, installed=False)
+    assert settings.engine.python_of_file and engine_version(settings.engine) is None and not ran.exists()
+    assert engine_version(settings.asking().engine) == "9.9"
+    given = load(["+space=mine", f"engine.python={program}"], folder)
+    assert not given.engine.python_of_file and engine_version(given.engine) == "9.9"

@@ -25,7 +25,7 @@ LOAD = LoadSpec(concurrency=4, context_tokens=40, output_tokens=24, output_sprea
 WINDOW = WindowSettings(warmup_min_s=0.3, warmup_max_s=3.0, settle_s=0.4, drift=0.25, min_s=1.0, max_s=1.0, block_s=0.1,
                         precision=0.01, min_requests=4, error_rate_limit=0.05, error_count_min=5)
 PATIENCE_S = 30.0
-POWER = PowerSettings(source="none", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05)
+POWER = PowerSettings(source="none", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0)
 METRICS = MetricNames(running="stub:num_running_reqs", queued="stub:num_queue_reqs",
                       retracted="stub:num_retracted_reqs_total", accept_tokens="stub:generation_tokens_total",
                       accept_steps="stub:verify_steps_total")

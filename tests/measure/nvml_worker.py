@@ -17,7 +17,7 @@ from autotune.measure.power.gpus import gpu_uuids
 from autotune.measure.power.meter import DeviceLost, MeterUnavailable, Powered, PowerSettings, open_meter
 
 WINDOW_S = 5.2
-SETTINGS = PowerSettings(source="nvml", watts_per_core=None, sample_s=0.1, max_gap_s=1.0, tolerance=0.05)
+SETTINGS = PowerSettings(source="nvml", watts_per_core=None, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0)
 
 
 def main() -> None:

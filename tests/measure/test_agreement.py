@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
-import httpx
 import pytest
 
+from autotune.framing import BadAnswer
 from autotune.measure.agreement import AgreementSettings, Output, collect, common_share, judge, poisson_tail, repeats
 from tests.fakes.stub import Stub
 from tests.measure.harness import BUILTIN, target_of
@@ -77,5 +77,5 @@ def test_the_tail_of_the_poisson_distribution_is_that_of_the_tables() -> None:
 
 
 def test_a_server_that_refuses_is_told(tmp_path: pathlib.Path) -> None:
-    with Stub(tmp_path, "--fault", "http500:1") as stub, pytest.raises(httpx.HTTPStatusError):
+    with Stub(tmp_path, "--fault", "http500:1") as stub, pytest.raises(BadAnswer, match="HTTP 500"):
         collect(target_of(stub), dataclasses.replace(SETTINGS, prompts=1), BUILTIN, 1)

@@ -13,12 +13,13 @@ import time
 
 import pytest
 
+from autotune.measure.power.bystanders import Bystanders, Look
 from autotune.measure.power.cpu_time import CpuTimeMeter
 from autotune.measure.power.meter import MeterUnavailable, NoMeter, Powered, PowerSettings, Reading, open_meter
 from autotune.measure.power.rapl import RaplMeter
 from autotune.records import UsageError
 
-SETTINGS = PowerSettings(source="auto", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05)
+SETTINGS = PowerSettings(source="auto", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0)
 BURN = pathlib.Path(__file__).parent / "burn.py"
 
 
@@ -52,6 +53,33 @@ def test_a_server_that_did_nothing_has_no_energy_rather_than_0() -> None:
     with CpuTimeMeter(SETTINGS, Powered(os.getpid()), None) as meter:
         energy = meter.energy(Reading(1.0, {"cpu": 5.0}), Reading(2.0, {"cpu": 5.0}))
     assert energy.joules is None and energy.watts is None and energy.reasons == ("counter_flat",)
+
+
+BUSY = "import time\nend = time.monotonic() + 60\nwhile time.process_time() < 0.6 and time.monotonic() < end: pass"
+FOREIGN = ("import os, subprocess, sys; os.fork() and os._exit(0); os.setsid()\n"
+           "subprocess.run([sys.executable, '-c', sys.argv[1]])")
+
+
+def test_a_window_beside_another_program_is_host_busy_and_not_valid() -> None:
+    settings = dataclasses.replace(SETTINGS, others=0.0)
+    with CpuTimeMeter(settings, Powered(os.getpid()), None) as meter:
+        start, began = meter.read(), time.process_time()
+        subprocess.run([sys.executable, "-c", FOREIGN, BUSY], stdout=subprocess.PIPE, check=True)  # until all ended
+        while time.process_time() < began + 0.1:
+            pass
+        energy = meter.energy(start, meter.read())
+    assert energy.joules and energy.reasons == ("host_busy",) and not energy.valid
+
+
+def test_what_we_and_the_server_compute_is_not_of_others() -> None:
+    before, after = Look(100.0, 50.0, 20.0), Look(108.0, 52.0, 27.5)
+    assert after.share_of_others(before) == pytest.approx(0.05)
+    assert after.share_of_others(after) == 0.0 and Look(101.0, 50.0, 29.0).share_of_others(before) == 0.0
+    others = Bystanders(None, 1.0)
+    start = others.look(1.0)
+    subprocess.run([sys.executable, "-c", BUSY], check=True)
+    end = others.look(2.0)
+    assert end.own_s - start.own_s >= 0.6 and others.reasons(1.0, 2.0) == ()
 
 
 def test_cpu_time_needs_a_process_and_an_assumption() -> None:
@@ -110,6 +138,6 @@ def test_auto_takes_the_first_that_works_and_none_is_no_energy() -> None:
 
 def test_bad_power_settings_are_one_clear_line() -> None:
     for changes, text in (({"source": "solar"}, "power='solar'"), ({"watts_per_core": 0.0}, "watts_per_core"),
-                          ({"sample_s": 0.001}, "sample_s")):
+                          ({"sample_s": 0.001}, "sample_s"), ({"others": 10}, "power.others=10")):
         with pytest.raises(UsageError, match=text):
             dataclasses.replace(SETTINGS, **changes)

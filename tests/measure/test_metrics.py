@@ -13,6 +13,8 @@ a_total 1e3
 histogram_bucket{le="+Inf"} 7
 ratio NaN
 broken{ 1
+huge 1e999
+large_total -1e308
 """
 
 

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.measure.http import Framing
-from autotune.measure.sse import BadStream, TokenStream
+from autotune.framing import BadAnswer, Framing
+from autotune.measure.sse import TokenStream
 
 
 def event(value: Any) -> bytes:
@@ -133,7 +133,7 @@ def test_an_abort_is_not_a_success() -> None:
 @pytest.mark.parametrize("bad", [event(b'{"choices": [{"te'), event(b"[1]"), event(b"hello")])
 def test_what_is_not_a_json_object_is_refused(bad: bytes) -> None:
     for before in ((), (completion("a", 1), completion("b", 2))):
-        with pytest.raises(BadStream):
+        with pytest.raises(BadAnswer):
             read(*before, bad)
 
 
@@ -142,6 +142,96 @@ def test_an_event_that_is_cut_off_among_whole_ones_is_noticed() -> None:
     framing.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     events = [b'data: {"choices": [{"text": "word"}]}\n\n'] * 2 + [b"data: {this is not json\n\n"]
     parts = [b"%x\r\n%b\r\n" % (len(event), event) for event in events]
-    with pytest.raises(BadStream):
+    with pytest.raises(BadAnswer):
         stream.take(framing, parts, [1.0, 2.0, 3.0])
     assert len(stream.times) == 2
+
+
+ODD: list[dict[str, Any]] = [{"choices": [{"text": "a"}], "usage": odd} for odd in (
+    [1], "x", 5, {"completion_tokens": "5"}, {"completion_tokens": float("inf")}, {"completion_tokens": 1.5},
+    {"completion_tokens": 10**23}, {"completion_tokens": -5}, {"completion_tokens": True})]
+ODD += [{"choices": ["a"]}, {"choices": 5}, {"choices": {"a": 1}}, {"choices": [{"delta": "x"}]},
+        {"text": "a", "meta_info": "x"}]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_event_of_other_types_than_expected_is_a_bad_answer(odd: dict[str, Any]) -> None:
+    for before in ((), (completion("a", 1), completion("b", 2)), (completion("a"), completion("b"))):
+        with pytest.raises(BadAnswer):
+            read(*before, event(odd)).close()
+
+
+@pytest.mark.parametrize("end", [{"prompt_tokens": "x"}, {"prompt_tokens": -3}, {"spec_verify_ct": [7]},
+                                 {"prompt_tokens": float("inf")}, {"spec_verify_ct": 10**400}])
+def test_an_end_whose_counts_are_none_is_a_bad_answer(end: dict[str, Any]) -> None:
+    stream = read(completion("a"), event({"choices": [], "usage": {"completion_tokens": 8, **end}}), DONE)
+    with pytest.raises(BadAnswer):
+        stream.close()
+
+
+@pytest.mark.parametrize("data", [b'{"a":' + b"[" * 60_000, b'{"error":' + b"[" * 900 + b"]" * 900 + b"}",
+                                  b'{"usage":{"completion_tokens":' + b"9" * 5000 + b"}}"])
+def test_an_event_that_is_too_deep_or_too_long_a_number_is_a_bad_answer(data: bytes) -> None:
+    with pytest.raises(BadAnswer):
+        read(event(data))
+
+
+def test_tokens_beyond_what_was_asked_for_are_not_counted_and_many_more_are_a_bad_answer() -> None:
+    for first in ((completion("a", 2),), (completion("a"),)):
+        stream = TokenStream(8)
+        for i, payload in enumerate((*first, completion("b", 8), completion("c", 24), completion("", 24, "length"))):
+            stream.feed(payload, float(i))
+        assert stream.close()["completion_tokens"] == 8 and max(stream.counts) == 8
+        with pytest.raises(BadAnswer, match="counts 1000000000 tokens where 8 were asked for"):
+            stream.feed(completion("d", 10**9), 9.0)
+
+
+def test_the_fast_way_counts_no_token_beyond_what_was_asked_for_either() -> None:
+    framing, stream = Framing(), TokenStream(8)
+    framing.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    events = [completion("a", count) for count in (2, 5, 9, 20)]
+    stream.take(framing, [b"%x\r\n%b\r\n" % (len(event), event) for event in events], [1.0, 2.0, 3.0, 4.0])
+    assert list(stream.counts) == [2, 5, 8] and stream.close()["completion_tokens"] == 8
+    with pytest.raises(BadAnswer):
+        lie = completion("a", 10**9)
+        stream.take(framing, [b"%x\r\n%b\r\n" % (len(lie), lie)], [5.0])
+
+
+def test_an_event_without_end_is_a_bad_answer() -> None:
+    stream = TokenStream()
+    with pytest.raises(BadAnswer, match="an event of more than"):
+        for _ in range(200):
+            stream.feed(b"data: " + b"a" * 65536, 1.0)
+
+
+def test_a_servers_message_holds_whole_characters_only() -> None:
+    stream = read(event(b'{"error": {"message": "half \\ud800"}}'))
+    assert stream.error == "half \ufffd"
+
+
+def test_chunks_with_counts_but_without_data_end_in_a_bad_answer() -> None:
+    framing, stream = Framing(), TokenStream()
+    framing.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    events = [completion("a", 1), b'id: "completion_tokens": 7\n\n']
+    stream.take(framing, [b"%x\r\n%b\r\n" % (len(event), event) for event in events], [1.0, 2.0])
+    with pytest.raises(BadAnswer):
+        stream.close()
+
+
+SOME_JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner, max_size=3) |
+    st.dictionaries(st.sampled_from(("completion_tokens", "delta", "message", "text", "type")), inner), max_leaves=8)
+EVENTS = st.lists(st.dictionaries(
+    st.sampled_from(("choices", "usage", "meta_info", "error", "object", "text")), SOME_JSON), max_size=4)
+
+
+@settings(deadline=None)
+@given(EVENTS)
+def test_events_of_any_json_are_read_or_are_a_bad_answer(events: list[dict[str, Any]]) -> None:
+    try:
+        stream = read(*(event(value) for value in events))
+        end = stream.close()
+    except BadAnswer:
+        return
+    assert all(value is None or type(value) is int for value in end.values())
+    assert (stream.error or "").encode() is not None

@@ -89,6 +89,18 @@ def test_choices_that_never_served_have_a_reason(story: Story) -> None:
     assert reasons[("tree_budget", (4, 32))] == "unreached"
 
 
+def test_a_choice_is_not_accused_that_crashed_only_beside_another_that_always_does(make: Callable[..., Made]) -> None:
+    made = make()
+    made.measure(baseline(made), 2.0)
+    made.crash(baseline(made, nvls=True))
+    made.crash(baseline(made, nvls=True, max_running_requests=16))
+    told = {(u.param, u.values): u for u in read(made.settings, made.study).untried}
+    assert told["nvls", (True,)].kind == "crashed"
+    beside = told["max_running_requests", (16,)]
+    assert beside.kind == "shadowed"
+    assert beside.why == "tried only beside nvls=true, which crashed in 2 trials and never served"
+
+
 @pytest.mark.parametrize(("decided", "expected", "said", "winner"), [
     ("improved", Conclusion.IMPROVED, "48.0 % more output tokens per joule", 4),
     ("no_improvement", Conclusion.NO_IMPROVEMENT, "keep the baseline", 0),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.records import Blame, Crash, Stage
+from autotune.records import Blame, Config, Crash, Stage
 from autotune.search.protocol import Launch, Limits, Measured, Observation, Stop, StopKind
 from autotune.search.strategy import LaunchAware
 from tests.search.generate import random_table
@@ -107,6 +107,20 @@ def test_a_choice_that_comes_up_and_dies_at_its_first_request_is_given_up_in_wri
     assert told[0].belief > 0.5 and told[0].chance < 0.2 and told[0].upper_gain > 0
     assert told[0].signatures == ("segfault",) and "a launch with mode=b is measured" in told[0].reopens_when
     assert found.crashed <= 3 and found.final_share > 0.98
+
+
+def test_a_server_that_dies_of_its_readiness_request_is_given_up_as_one_that_never_came_up() -> None:
+    strategy = LaunchAware(table([]).space)
+    dead: list[Config] = []
+    while isinstance(step := strategy.propose(), Launch) and len(dead) < 5:
+        if step.server["mode"] == "b":
+            dead.append(step.server)
+            strategy.tell(Observation(step.server, None, crash(Blame.UNKNOWN, Stage.SERVING), 60, 60))
+        else:
+            answer(strategy, step, 100.0 + (step.server["depth"] == 8))
+    assert len(dead) in (1, 2) and dead[:1] != dead[1:]
+    told = [p for p in strategy.pivots() if p.action == "close"]
+    assert [p.region for p in told] == [{"mode": ("b",)}] and "a launch with mode=b comes up" in told[0].reopens_when
 
 
 def test_a_choice_that_dies_under_one_load_only_is_not_given_up() -> None:

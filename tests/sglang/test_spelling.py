@@ -11,7 +11,7 @@ from autotune import preflight, verbs
 from autotune.config import Settings, load
 from autotune.engine.argv import needed
 from autotune.engine.spelling import lacking
-from autotune.records import HostCannotRun
+from autotune.records import HostCannotRun, UsageError
 from tests.sglang.support import VARIANTS
 
 STOCK = '''speculative_algorithm: A[str] = None  # DFLASH
@@ -97,6 +97,12 @@ def test_where_the_source_cannot_be_read_nothing_is_said_to_be_lacking(tmp_path:
     assert not any("does not know" in p for p in elsewhere.problems)
     told_not_to = b300(python_with(tmp_path / "b", STOCK), "engine.version.spelled_in=null")
     assert not any("does not know" in p for p in preflight.check(told_not_to).problems)
+
+
+@pytest.mark.parametrize("place", ["/", "../..", "srt/../../x", "."])
+def test_nothing_outside_the_module_is_read(place: str) -> None:
+    with pytest.raises(UsageError, match="below the module's own"):
+        load(["+space=b300", f"engine.version.spelled_in=['{place}']"])
 
 
 def test_a_choice_that_cannot_run_here_is_never_proposed_and_a_baseline_of_it_is_refused(

@@ -70,7 +70,7 @@ def test_a_study_on_a_real_vllm_learns_from_its_crashes_and_ships_what_starts(tm
               if p["action"] == "close"}
     experts = pivots['{"parallel": ["tp2_ep"]}']
     assert set(experts["signatures"]) >= {attrs["crash_signature"] for attrs in under_load}
-    assert experts["belief"] > 0.5 and experts["trials"] and "is measured" in experts["reopens_when"]
+    assert experts["belief"] > 0.5 and experts["trials"] and "comes up" in experts["reopens_when"]
     assert (folder / "report.html").exists()
 
     engine = settings("vllm_cpu_moe").engine

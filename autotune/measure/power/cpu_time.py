@@ -1,7 +1,8 @@
 """CPU seconds of the server's processes times an assumed number of watts per core.
 
 For machines without a readable sensor. Always reported as assumed: it ranks configurations by the CPU work
-that a token takes and says nothing about real watts.
+that a token takes and says nothing about real watts. A server that waits for its turn beside other programs takes less
+CPU time a second, and not the same a token: such a window is `host_busy`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Self, TextIO
 
 import psutil
 
+from autotune.files import fresh
+from autotune.measure.power.bystanders import Bystanders
 from autotune.measure.power.meter import MeterUnavailable, Powered, PowerSettings, Reading
 from autotune.measure.power.tree import ProcessTree
 from autotune.records import Energy
@@ -35,6 +38,7 @@ class CpuTimeMeter:
         if powered.pid is None:
             raise MeterUnavailable("cpu_time: the server's process id is not known")
         self._watts, self._tree = settings.watts_per_core, ProcessTree(powered.pid)
+        self._others = Bystanders(self._tree, settings.others)
         self._trace = trace
         self._seen: dict[tuple[int, float], tuple[float, float, int]] = {}  # own + children, children, parent
         self._total = 0.0
@@ -44,7 +48,7 @@ class CpuTimeMeter:
 
     def __enter__(self) -> Self:
         if self._trace:
-            self._file = self._trace.open("w", encoding="utf-8")
+            self._file = fresh(self._trace).open("w", encoding="utf-8")
             self._file.write("t_s,device,watts,assumed\n")
         self.read()
         return self
@@ -69,12 +73,13 @@ class CpuTimeMeter:
         self._total += self._growth(seen)
         self._seen, self._last_t = seen, now
         reading = Reading(time.monotonic(), {DEVICE: self._total * self._watts})
+        self._others.look(reading.t)
         self._write(reading)
         return reading
 
     def energy(self, start: Reading, end: Reading) -> Energy:
         joules = end.joules[DEVICE] - start.joules[DEVICE]
-        reasons = () if joules > 0 else ("counter_flat",)
+        reasons = self._others.reasons(start.t, end.t) if joules > 0 else ("counter_flat",)
         return Energy(source=self.source, joules=joules if joules > 0 else None, window_s=end.t - start.t,
                       assumed=True, reasons=reasons, per_device_j={DEVICE: joules} if joules > 0 else {},
                       scope="server processes")

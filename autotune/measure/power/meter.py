@@ -34,7 +34,8 @@ class PowerSettings:
     `source` is `auto` (the first of nvml, rapl, cpu_time that works) or one of nvml, rapl, cpu_time, none.
     `watts_per_core` is what a busy core is assumed to take (cpu_time only; None: no such assumption, and
     cpu_time is unavailable). `sample_s` is the interval of instantaneous samples; a gap in them above
-    `max_gap_s`, or their integral off the counter by more than `tolerance` (a share), is a validity code.
+    `max_gap_s`, or their integral off the counter by more than `tolerance` (a share), is a validity code; so
+    is CPU time of other programs above `others`, a share of all cores (rapl and cpu_time; 1 allows it all).
     """
 
     source: str
@@ -42,12 +43,15 @@ class PowerSettings:
     sample_s: float
     max_gap_s: float
     tolerance: float
+    others: float
 
     def __post_init__(self) -> None:
         if self.source not in ("auto", *SOURCES):
             raise UsageError(f"power={self.source!r} is not one of auto, {', '.join(SOURCES)}")
         if self.watts_per_core is not None and self.watts_per_core <= 0:
             raise UsageError(f"watts_per_core={self.watts_per_core} must be above 0 (or null)")
+        if not 0 <= self.others <= 1:
+            raise UsageError(f"power.others={self.others} is not a share between 0 and 1")
         if self.sample_s < 0.05:
             raise UsageError(f"sample_s={self.sample_s}: drivers refresh power about every 0.1 s; use 0.05 or more")
 

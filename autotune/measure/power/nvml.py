@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from autotune.files import fresh
 from autotune.measure.power.gpus import load_nvml
 from autotune.measure.power.integral import integrate
 from autotune.measure.power.meter import DeviceLost, MeterUnavailable, Powered, PowerSettings, Reading
@@ -67,7 +68,7 @@ class NvmlMeter:
 
     def __enter__(self) -> Self:
         if self._trace:
-            self._file = self._trace.open("w", encoding="utf-8")
+            self._file = fresh(self._trace).open("w", encoding="utf-8")
             self._file.write("t_s,device,watts,module_watts,temperature_c,slowdown_bits\n")
         self._thread.start()
         return self

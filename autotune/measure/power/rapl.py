@@ -8,7 +8,10 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
+from autotune.files import fresh
+from autotune.measure.power.bystanders import Bystanders
 from autotune.measure.power.meter import MeterUnavailable, Powered, PowerSettings, Reading
+from autotune.measure.power.tree import ProcessTree
 from autotune.records import Energy
 
 ROOT = pathlib.Path("/sys/class/powercap")
@@ -26,7 +29,7 @@ class RaplMeter:
 
     def __init__(self, settings: PowerSettings, powered: Powered, trace: pathlib.Path | None,
                  root: pathlib.Path = ROOT) -> None:
-        del settings, powered
+        self._others = Bystanders(ProcessTree(powered.pid) if powered.pid else None, settings.others)
         self._domains = {f"{zone.name} {_text(zone / 'name')}": zone for zone in sorted(root.glob("*rapl*:*"))
                          if _text(zone / "name").startswith(("package", "dram"))}
         if not self._domains:
@@ -45,7 +48,7 @@ class RaplMeter:
 
     def __enter__(self) -> Self:
         if self._trace:
-            self._file = self._trace.open("w", encoding="utf-8")
+            self._file = fresh(self._trace).open("w", encoding="utf-8")
             self._file.write("t_s,device,watts,assumed\n")
         self._thread.start()
         return self
@@ -73,13 +76,15 @@ class RaplMeter:
                 for name, joules in reading.joules.items():
                     self._file.write(f"{reading.t:.3f},{name},{(joules - self._previous.joules[name]) / span:.3f},0\n")
             self._previous = reading
+            self._others.look(reading.t)
             return reading
 
     def energy(self, start: Reading, end: Reading) -> Energy:
         per_device = {name: end.joules[name] - start.joules[name] for name in self._domains}
-        reasons = ("counter_flat",) if min(per_device.values()) <= 0 else ()
-        return Energy(source=self.source, joules=None if reasons else sum(per_device.values()),
-                      window_s=end.t - start.t, reasons=reasons, per_device_j=per_device, scope="CPU packages")
+        flat = min(per_device.values()) <= 0
+        return Energy(source=self.source, joules=None if flat else sum(per_device.values()), window_s=end.t - start.t,
+                      reasons=("counter_flat",) if flat else self._others.reasons(start.t, end.t),
+                      per_device_j=per_device, scope="CPU packages")
 
     def _keep_up(self) -> None:
         while not self._stop.wait(REFRESH_S):

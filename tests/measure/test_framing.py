@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measure.http import BadAnswer, Framing, request
+from autotune.framing import BadAnswer, Framing, request
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -60,10 +60,16 @@ def test_an_interim_answer_and_a_trailer_are_passed_over() -> None:
 @pytest.mark.parametrize("data", [
     b"SSH-2.0-OpenSSH\r\n\r\n", HEAD + b"zz\r\n", HEAD + b"2\r\nabcd\r\n", HEAD + b"0\r\n\r\nmore",
     b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
-    b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab", b"x" * 70000])
+    b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab", b"x" * 70000, HEAD + b"-5\r\nabc", HEAD + b"1\r\na\r\n1_0\r\n",
+    HEAD + b"f" * 16 + b"\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\n" * 5000, HEAD + b"0\r\n" + b"T: x\r\n" * 40_000])
 def test_what_is_not_http_is_refused(data: bytes) -> None:
     with pytest.raises(BadAnswer):
         Framing().feed(data)
+
+
+def test_a_get_has_no_body() -> None:
+    assert request("h:1", "/p", None, {}) == b"GET /p HTTP/1.1\r\nHost: h:1\r\n\r\n"
 
 
 def test_a_request_carries_its_length_and_headers() -> None:
