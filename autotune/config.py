@@ -26,6 +26,7 @@ from autotune.measure.objective import Objective
 from autotune.measure.power.meter import PowerSettings
 from autotune.records import UsageError
 from autotune.redact import HIDDEN, Redactor
+from autotune.rules import Rule
 from autotune.space import OVERLAYS, Space
 from autotune.storage import passwords
 from autotune.workload import WorkloadSettings
@@ -182,6 +183,11 @@ class Settings:
         origin = f"engine {self.engine.name} {version or '(version unknown)'}"
         rules = self.engine.rules_for(self.space, version)
         return dataclasses.replace(self, space=self.space.with_rules(rules, origin))
+
+    def without(self, barred: Sequence[Rule]) -> Settings:
+        """With these rules on choices that cannot run where the study does, none of them the baseline's."""
+        rules = [rule for rule in barred if not rule.matches(self.space.baseline)]
+        return dataclasses.replace(self, space=self.space.with_rules(rules, "this host"))
 
     def asking(self) -> Settings:
         """With the engine's version asked of an interpreter that only its file names, which the user was shown."""

@@ -9,13 +9,16 @@ import time
 from collections.abc import Sequence
 
 from autotune.config import Settings
-from autotune.engine.argv import Command, UnknownPlaceholder, build, choose
+from autotune.engine.argv import Command, UnknownPlaceholder, build, choose, chosen, needed, variables
 from autotune.engine.probe import Gpus, engine_version, gpu_users, installed, interpreter_problem, visible_gpus
-from autotune.engine.spec import text
+from autotune.engine.spec import EngineSpec, matches, text
+from autotune.engine.spelling import lacking
 from autotune.measure.power.meter import MeterUnavailable, Powered, open_meter
 from autotune.measure.prompts import read_prompts
 from autotune.printable import KEPT, REPLACED, printable
 from autotune.records import Config, UsageError, Value
+from autotune.rules import Rule
+from autotune.space import Space
 
 SETTLE_S = 10.0
 
@@ -38,6 +41,8 @@ class Preflight:
     gpus: Gpus
     problems: tuple[str, ...]
     choices: tuple[Choice, ...]
+    barred: tuple[Rule, ...] = ()
+    """Each choice that cannot run here: never to be launched only to fail."""
 
 
 def check(settings: Settings) -> Preflight:
@@ -49,6 +54,7 @@ def check(settings: Settings) -> Preflight:
     command = build(engine, space, server, port="PORT", device=settings.device, version=version)
     refuse_unknown_placeholders(settings, server, version)
     problems = host_problems(settings, gpus, version) + missing_files(settings, [*command.argv, *command.env.values()])
+    problems += baseline_lacks(settings, server, version)
     if len(gpus.gpus) >= int(space.needs.get("gpus", 0)):
         problems += gpu_problem(command.gpus, gpus, settings)
     choices = []
@@ -56,7 +62,13 @@ def check(settings: Settings) -> Preflight:
         for value in param.choices:
             found = choice_problems(settings, param.name, value, gpus, version)
             choices.append(Choice(param.name, value, tuple(found)))
-    return Preflight(command, version, gpus, tuple(problems), tuple(choices))
+    return Preflight(command, version, gpus, tuple(problems), tuple(choices), barred(space, choices))
+
+
+def barred(space: Space, choices: Sequence[Choice]) -> tuple[Rule, ...]:
+    """A rule for every choice that cannot run here and that no rule forbids yet."""
+    return tuple(Rule({c.param: (c.value,)}, "; ".join(c.problems)) for c in choices
+                 if c.problems and space.forbidden({c.param: c.value}) is None)
 
 
 def refuse_unknown_placeholders(settings: Settings, server: Config, version: str | None) -> None:
@@ -99,6 +111,27 @@ def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[s
         found += [f"{user}: autotune measures on idle GPUs only (CUDA_VISIBLE_DEVICES chooses others)"
                   for user in lasting_users(gpus, min(SETTLE_S, settings.server.gpu_free_s))]
     return found + input_problems(settings, gpus)
+
+
+def baseline_lacks(settings: Settings, server: Config, version: str | None) -> list[str]:
+    """What the baseline passes to the engine and the installed one does not know."""
+    engine, values = settings.engine, placeholders(settings, server)
+    actions = [action for action in engine.args if matches(action.versions, version)]
+    actions += [action for _, action in chosen(engine, settings.space, server, values, version)]
+    return [f"{problem}: engine {engine.name} is for a build that does (install that, or choose the engine file of "
+            "yours)" for problem in lacks(engine, [word for action in actions for word in needed(action, values)])]
+
+
+def lacks(engine: EngineSpec, wanted: Sequence[str]) -> list[str]:
+    """One sentence on those of these flags and names that the installed engine does not know, if there are any."""
+    unknown = lacking(engine, wanted)
+    build = " ".join(filter(None, [engine.package, installed(engine).version]))
+    return [f"the installed {build} does not know {', '.join(unknown)}"] if unknown else []
+
+
+def placeholders(settings: Settings, server: Config) -> dict[str, str]:
+    """What the engine file's placeholders stand for in a server part."""
+    return variables(settings.engine, settings.space, server, host="HOST", port="PORT", device=settings.device)
 
 
 def missing_files(settings: Settings, words: Sequence[str]) -> list[str]:
@@ -157,11 +190,13 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
     if action.gpus == "value" and not str(value).isdecimal():
         return [f"{value!r} is not a number of GPUs"]
     wanted = int(value) if action.gpus == "value" else int(action.gpus)
-    problems = gpu_problem(wanted, gpus, settings) if wanted > 1 else []
+    ray = settings.executor.kind == "ray"  # where this host sees only the GPUs that a launch like the baseline's gets
+    problems = gpu_problem(wanted, gpus, settings) if wanted > 1 and not ray else []
+    problems += lacks(settings.engine, needed(action, placeholders(settings, {name: value})))
     paths = {f"{{model.{key}}}": path for key, path in settings.space.model.items()}
     problems += missing_files(settings, [paths[word] for word in [*action.args, *action.env.values()] if word in paths])
-    alone = [rule for rule in settings.space.rules if set(rule.when) == {name} and rule.matches({name: value})]
-    return problems + [rule.because for rule in alone]
+    alone = [rule.because for rule in settings.space.rules if set(rule.when) == {name} and rule.matches({name: value})]
+    return problems + [because for because in alone if because not in problems]
 
 
 def version_unknown(settings: Settings) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 from autotune.printable import printable
 from autotune.records import Config, UsageError, Value, config_key, digest
 from autotune.redact import Redactor
+from autotune.rules import Rule, WrittenRule, among, parse_rules
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "baseline", "describe",
@@ -51,17 +52,6 @@ class Param:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
-    """A combination known not to work: every parameter of `when` has one of the listed values."""
-
-    when: Mapping[str, tuple[Value, ...]]
-    because: str
-
-    def matches(self, config: Config) -> bool:
-        return all(name in config and _among(config[name], values) for name, values in self.when.items())
-
-
-@dataclasses.dataclass(frozen=True)
 class Space:
     name: str
     engine: str
@@ -82,7 +72,9 @@ class Space:
         params = tuple(_param(name, spec, where) for name, spec in _mapping(raw.get("params"), where, "params").items())
         if not params:
             raise UsageError(f"{where}: params is empty: name at least one parameter with choices")
-        rules = parse_rules(raw.get("forbid"), where)
+        written = parse_rules(raw.get("forbid"), where)
+        choices = {p.name: p.choices for p in params}
+        rules = tuple(rule for one in written for rule in one.among(choices))
         space = cls(
             name=_text(raw.get("name"), where, "name"), engine=_text(raw.get("engine"), where, "engine"),
             params=params, rules=rules, baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
@@ -91,7 +83,7 @@ class Space:
             needs=dict(_scalars(raw.get("needs"), where, "needs")), belief=_beliefs(raw.get("belief") or {}, where),
             describe=Redactor().text(printable(str(raw.get("describe") or ""), keep="\n")),
         )
-        space._check(where)
+        space._check(where, written)
         return space
 
     def with_rules(self, rules: Sequence[Rule], origin: str) -> Space:
@@ -131,7 +123,7 @@ class Space:
 
     def active(self, param: Param, config: Config) -> bool:
         """Whether `param` exists given the parameters chosen before it."""
-        return all(name in config and _among(config[name], values) for name, values in param.when.items())
+        return all(name in config and among(config[name], values) for name, values in param.when.items())
 
     def forbidden(self, config: Config) -> str | None:
         """Why a configuration is known not to work; None when no rule speaks against it."""
@@ -151,7 +143,7 @@ class Space:
                 continue
             if param.name not in config:
                 raise UsageError(f"{where}: {param.name} is missing (choices: {_list(param.choices)})")
-            found = [c for c in param.choices if _among(config[param.name], (c,))]
+            found = [c for c in param.choices if among(config[param.name], (c,))]
             if not found:
                 raise UsageError(f"{where}: {param.name}={config[param.name]!r} is not a choice "
                                  f"({_list(param.choices)})")
@@ -201,7 +193,7 @@ class Space:
 
         yield from extend(0, dict(start or {}))
 
-    def _check(self, where: str) -> None:
+    def _check(self, where: str, written: Sequence[WrittenRule]) -> None:
         if not NAME.fullmatch(self.name):  # a study's folder is named after it
             raise UsageError(f"{where}: name {self.name!r} must be letters, digits, _, - and dots (at most "
                              "100), and begin with none of these")
@@ -217,17 +209,22 @@ class Space:
                     raise UsageError(f"{where}: params.{param.name} needs a launch, so its when cannot name "
                                      f"the load parameter {other}")
             seen.add(param.name)
-        for rule in self.rules:
-            for other, values in rule.when.items():
-                if other not in names:
-                    raise UsageError(f"{where}: forbid names the unknown parameter {other}")
-                self._check_values(other, values, f"{where}: forbid")
+        self._check_written(written, where)
         for name, factors in self.belief.items():
             if name not in names:
                 raise UsageError(f"{where}: belief names the unknown parameter {name}")
             self._check_values(name, tuple(factors), f"{where}: belief")
         object.__setattr__(self, "baseline", self.check(self.baseline, f"{where}: baseline"))
         self._check_baseline(where)
+
+    def _check_written(self, rules: Sequence[WrittenRule], where: str) -> None:
+        names = {p.name for p in self.params}
+        for rule in rules:
+            for other in rule.names:
+                if other not in names:
+                    raise UsageError(f"{where}: forbid names the unknown parameter {other}")
+            for other, condition in rule.when.items():
+                self._check_values(other, condition.listed or (), f"{where}: forbid")
 
     def _check_baseline(self, where: str, by: str = "") -> None:
         reason = self.forbidden(self.baseline)
@@ -236,18 +233,13 @@ class Space:
 
     def _check_values(self, name: str, values: Sequence[Value], where: str) -> None:
         for value in values:
-            if not _among(value, self.param(name).choices):
+            if not among(value, self.param(name).choices):
                 raise UsageError(f"{where}: {name} has no choice {value!r} ({_list(self.param(name).choices)})")
 
 
 def server_key(space: Space, config: Config) -> str:
     """Canonical text of the part of a configuration that needs its own launch."""
     return config_key(space.split(config)[0])
-
-
-def _among(value: Value, values: Sequence[Value]) -> bool:
-    """Membership that does not take True for 1, as Python and JSON round trips would."""
-    return any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values)
 
 
 def _param(name: Any, spec: Any, where: str) -> Param:
@@ -281,7 +273,7 @@ def _param(name: Any, spec: Any, where: str) -> Param:
             raise UsageError(f"{at}: {_short(choice)} is not a text, number or boolean")
         if isinstance(choice, str):
             _public(choice, name, at)
-    if any(_among(a, (b,)) for a, b in itertools.combinations(choices, 2)):
+    if any(among(a, (b,)) for a, b in itertools.combinations(choices, 2)):
         raise UsageError(f"{at}: a choice is listed twice")
     if name == "concurrency" and not all(isinstance(c, int) and not isinstance(c, bool) and 0 < c <= MOST_AT_ONCE
                                          for c in choices):
@@ -302,21 +294,6 @@ def _range(bounds: Any, step: Any, at: str) -> tuple[tuple[Value, ...], float]:
     count = math.floor((high - low) / step + 1e-9) + 1
     whole = all(isinstance(x, int) for x in numbers)
     return tuple(low + i * step if whole else round(low + i * step, 10) for i in range(count)), float(step)
-
-
-def _rule(item: Any, where: str) -> Rule:
-    item = dict(_mapping(item, where, "forbid"))
-    because = item.pop("because", None)
-    if not because or not item:
-        raise UsageError(f"{where}: each forbid rule names at least one parameter and says because")
-    return Rule({str(k): _as_tuple(v) for k, v in item.items()}, str(because))
-
-
-def parse_rules(items: Any, where: str) -> tuple[Rule, ...]:
-    """Static rules of an engine file, in the form of a space's `forbid`."""
-    if not isinstance(items or [], list):
-        raise UsageError(f"{where}: forbid must be a list of rules, not {items!r}")
-    return tuple(_rule(item, where) for item in items or [])
 
 
 def _beliefs(raw: Any, where: str) -> dict[str, dict[Value, tuple[float, float]]]:

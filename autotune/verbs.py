@@ -23,6 +23,7 @@ from autotune.measure.objective import Objective
 from autotune.measure.power.meter import PowerSettings
 from autotune.origin import command_line, identity, provenance, versions
 from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError
+from autotune.rules import Rule
 
 if TYPE_CHECKING:
     from autotune.rayhosts import RayHosts
@@ -44,7 +45,10 @@ def run(verb: str, settings: Settings, verbose: bool) -> int:
         with prepared(settings, verbose, alone=verb != "worker"):
             return {"tune": tune, "matrix": matrix, "worker": worker}[verb](settings)
     study = open_study(settings, create=False)
-    settings = settings.ruled(study.attrs().get("identity", {}).get("engine_version"))
+    attrs = study.attrs()
+    settings = settings.ruled(attrs.get("identity", {}).get("engine_version"))
+    settings = settings.without([Rule({k: tuple(v) for k, v in rule["when"].items()}, rule["because"])
+                                 for rule in attrs.get("barred") or ()])
     if verb == "report":
         from autotune.review.report import report
 
@@ -82,10 +86,12 @@ def tune(settings: Settings) -> int:
         hosts = held.enter_context(cluster(settings)) if settings.executor.kind == "ray" else None
         report, power, refused = hosts.preflight() if hosts is not None else here(settings)
         refuse(settings, report)
-        settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
+        settings = dataclasses.replace(settings, objective=objective_for(settings, power.source)).without(report.barred)
         study = open_study(settings, report=report)
         study.lead()
         held.enter_context(study.left_by_us())
+        study.set_attr("barred", [{"when": {k: list(v) for k, v in rule.when.items()},
+                                   "because": settings.redactor.text(rule.because)} for rule in report.barred])
         study.set_attr("provenance", provenance(settings, report))
         study.set_attr("strategy", settings.study.strategy)
         with progress(settings, study, energy_text(power, refused)) as watcher:
@@ -126,7 +132,7 @@ def worker(settings: Settings) -> int:
     if settings.executor.kind == "ray":
         raise UsageError("a worker launches on its own host: leave executor=ray out, or run tune executor=ray once")
     report, power, refused = here(settings)
-    settings = dataclasses.replace(settings, objective=objective_for(settings, power.source))
+    settings = dataclasses.replace(settings, objective=objective_for(settings, power.source)).without(report.barred)
     study = fleet.join(lambda: open_study(settings))
     for name, value in (("provenance", provenance(settings, report)), ("strategy", settings.study.strategy)):
         if name not in study.attrs():

@@ -53,15 +53,26 @@ def build(engine: EngineSpec, space: Space, server: Config, *, host: str = "127.
         if matches(action.versions, version):
             argv += [fill(arg, values, engine.name) for arg in action.args]
             env.update({k: fill(v, values, engine.name) for k, v in action.env.items()})
-    chosen = {**defaults(engine, server, values),
-              **{p.name: server[p.name] for p in space.server_params if p.name in server}}
-    for name, value in chosen.items():
-        action = choose(engine, name, value, version)
+    for value, action in chosen(engine, space, server, values, version):
         here = {**values, "value": text(value)}
         argv += [fill(arg, here, engine.name) for arg in action.args]
         env.update({k: fill(v, here, engine.name) for k, v in action.env.items()})
         gpus *= int(value) if action.gpus == "value" else int(action.gpus)
     return Command(tuple(argv), env, gpus)
+
+
+def chosen(engine: EngineSpec, space: Space, server: Config, values: Mapping[str, str],
+           version: str | None) -> list[tuple[Value, Action]]:
+    """(choice, its action) for each parameter of a server part, defaults of the engine file among them."""
+    picked = {**defaults(engine, server, values),
+              **{p.name: server[p.name] for p in space.server_params if p.name in server}}
+    return [(value, choose(engine, name, value, version)) for name, value in picked.items()]
+
+
+def needed(action: Action, values: Mapping[str, str]) -> tuple[str, ...]:
+    """The flags of an action, and what else of the engine it needs."""
+    said = [PLACEHOLDER.sub(lambda match: values.get(match[1], ""), word) for word in (*action.args, *action.needs)]
+    return tuple(word for number, word in enumerate(said) if word.startswith("--") or number >= len(action.args))
 
 
 def defaults(engine: EngineSpec, server: Config, values: Mapping[str, str]) -> dict[str, Value]:

@@ -22,7 +22,9 @@ IDLE_SHARE = 0.05
 ASK_INSTALLED = ("import importlib.metadata as m, importlib.util as u, sys\n"
                  "package, module = sys.argv[1:]\n"
                  "print(next((d.version for d in m.distributions(name=package)), '') if package else '')\n"
-                 "print(int(not module or u.find_spec(module) is not None))")
+                 "spec = u.find_spec(module) if module else None\n"
+                 "print(int(not module or spec is not None))\n"
+                 "print(next(iter(spec.submodule_search_locations or ()), '') if spec else '')")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +51,16 @@ class Gpus:
 
 @dataclasses.dataclass(frozen=True)
 class Installed:
-    """What an interpreter has of an engine: its package's version (None: no such package), and whether it finds it.
+    """What an interpreter has of an engine: its package's version (None: no such package), whether it finds the module.
 
     asked: False for an interpreter that a file names, which nothing starts before the engine itself.
+    `folder` is where the module lies; None where that is not known.
     """
 
     version: str | None
     found: bool
     asked: bool = True
+    folder: str | None = None
 
 
 def engine_version(engine: EngineSpec) -> str | None:
@@ -85,8 +89,8 @@ def _asked(python: str, package: str, module: str) -> Installed:
         asked = subprocess.run([python, "-c", ASK_INSTALLED, package, module], capture_output=True, text=True,
                                timeout=PROBE_S)
         if asked.returncode == 0:
-            version, found = asked.stdout.split("\n")[:2]
-            return Installed(version or None, found == "1")
+            version, found, folder = asked.stdout.split("\n")[:3]
+            return Installed(version or None, found == "1", folder=folder or None)
     return Installed(None, False)
 
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.engine.patterns import compiled
 from autotune.records import Stage, UsageError, Value
-from autotune.space import Rule, Space, parse_rules
+from autotune.rules import Rule, WrittenRule, parse_rules
+from autotune.rules import text as text
+from autotune.space import Space
 
 KEYS = {"name", "describe", "command", "python", "env", "vars", "args", "params", "rules", "version", "ready",
         "stages", "stage_limits_s", "request", "metrics", "info", "config_file", "stop"}
-ACTION_KEYS = {"flag", "switch", "off_switch", "args", "env", "gpus", "versions"}
+ACTION_KEYS = {"flag", "switch", "off_switch", "args", "env", "gpus", "versions", "needs"}
 PATH = re.compile(r"/[!-~]*")
 APIS = ("openai_completions", "sglang_generate")
 PARAM_KEYS = ACTION_KEYS | {"choices", "default"}
@@ -29,13 +32,15 @@ PARAM_KEYS = ACTION_KEYS | {"choices", "default"}
 class Action:
     """What one choice adds to a command: arguments, environment, and how many times more GPUs it takes.
 
-    `versions` is a PEP 440 specifier ("" = any). `gpus` is a number or "value" (the choice itself).
+    `versions` is a PEP 440 specifier ("" = any). `gpus` is a number or "value" (the choice itself). `needs` are words
+    beside its flags that the installed engine must know: an algorithm, a variable of the environment.
     """
 
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     gpus: int | str = 1
     versions: str = ""
+    needs: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +64,10 @@ class ParamSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class EngineRule(Rule):
+class EngineRule:
     """A combination that the engine is known to reject, in some of its versions."""
 
+    written: WrittenRule
     versions: str = ""
 
 
@@ -142,6 +148,8 @@ class EngineSpec:
     rules: tuple[EngineRule, ...] = ()
     package: str | None = None
     version: str | None = None
+    spelled_in: tuple[str, ...] = ()
+    """Files and folders of the installed module that name every flag it knows (see `engine.spelling`)."""
     ready: Ready = Ready()
     stages: tuple[StageMark, ...] = ()
     stage_limits_s: Mapping[Stage, float] = dataclasses.field(default_factory=dict)
@@ -161,7 +169,7 @@ class EngineSpec:
         if not isinstance(raw.get("python") or "", str):
             raise UsageError(f"{where}: python must be the path of an interpreter, not {raw.get('python')!r}")
         version = raw.get("version") or {}
-        _known(version, {"package", "use"}, f"{where}: version")
+        _known(version, {"package", "use", "spelled_in"}, f"{where}: version")
         params = {str(name): _param(spec, f"{where}: params.{name}")
                   for name, spec in (raw.get("params") or {}).items() if spec is not None}
         return cls(
@@ -171,6 +179,7 @@ class EngineSpec:
             args=tuple(_action(item, f"{where}: args") for item in _entries(raw.get("args"), f"{where}: args")),
             rules=tuple(_engine_rule(i, f"{where}: rules") for i in _entries(raw.get("rules"), f"{where}: rules")),
             package=version.get("package"), version=_version(version.get("use"), where),
+            spelled_in=_inside(version.get("spelled_in"), f"{where}: version.spelled_in"),
             ready=_ready(raw.get("ready") or {}, where),
             stages=tuple(_mark(item, where) for item in raw.get("stages") or []),
             stage_limits_s={_stage(k, where): float(v) for k, v in _seconds(
@@ -189,23 +198,11 @@ class EngineSpec:
         What is left names choices of the space as the space spells them.
         """
         choices = {p.name: p.choices for p in space.params}
-        found = []
-        for rule in self.rules:
-            when = {name: tuple(c for c in choices[name] if _spelled(c, values))
-                    for name, values in rule.when.items() if name in choices}
-            defaults = all(self._by_default(name, values) for name, values in rule.when.items() if name not in choices)
-            if all(when.values()) and defaults and matches(rule.versions, version):
-                found.append(Rule(when, rule.because))
-        return tuple(found)
+        return tuple(found for rule in self.rules if matches(rule.versions, version)
+                     for found in rule.written.among(choices, self._default))
 
-    def _by_default(self, name: str, values: Sequence[Value]) -> bool:
-        default = self.params[name].default if name in self.params else None
-        return default is not None and _spelled(default, values)
-
-
-def text(value: Any) -> str:
-    """A choice as YAML and command lines spell it: true/false for booleans."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    def _default(self, name: str) -> Value | None:
+        return self.params[name].default if name in self.params else None
 
 
 def matches(specifier: str, version: str | None) -> bool:
@@ -237,11 +234,6 @@ def is_version(version: str) -> bool:
     except InvalidVersion:
         return False
     return True
-
-
-def _spelled(value: Value, values: Sequence[Value]) -> bool:
-    """Whether a value is one of these as YAML and command lines spell them."""
-    return text(value) in {text(v) for v in values}
 
 
 def _param(spec: Any, where: str) -> ParamSpec:
@@ -277,7 +269,7 @@ def _engine_rule(item: Any, where: str) -> EngineRule:
     versions = str(item.get("versions") or "") if isinstance(item, Mapping) else ""
     bare = {k: v for k, v in item.items() if k != "versions"} if isinstance(item, Mapping) else item
     (rule,) = parse_rules([bare], where)
-    return EngineRule(rule.when, rule.because, versions)
+    return EngineRule(rule, versions)
 
 
 def _alternatives(spec: Any, where: str) -> tuple[Action, ...]:
@@ -301,7 +293,23 @@ def _action(spec: Any, where: str, valued: bool = False) -> Action:
     gpus = spec.get("gpus", 1)
     if not (gpus == "value" and valued) and not (isinstance(gpus, int) and gpus >= 1):
         raise UsageError(f"{where}: gpus must be a whole number" + (" or the word value" if valued else ""))
-    return Action(tuple(args), _texts(spec.get("env"), f"{where}: env"), gpus, str(spec.get("versions") or ""))
+    return Action(tuple(args), _texts(spec.get("env"), f"{where}: env"), gpus, str(spec.get("versions") or ""),
+                  _names(spec.get("needs"), f"{where}: needs"))
+
+
+def _names(raw: Any, where: str) -> tuple[str, ...]:
+    if raw is not None and not (isinstance(raw, list) and all(isinstance(item, str) and item for item in raw)):
+        raise UsageError(f"{where}: must be a list of texts, not {raw!r}")
+    return tuple(raw or ())
+
+
+def _inside(raw: Any, where: str) -> tuple[str, ...]:
+    """Paths below a folder. Raises UsageError for one that leads out of it."""
+    for name in (names := _names(raw, where)):
+        path = pathlib.PurePath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise UsageError(f"{where}: {name!r} must be a file or folder below the module's own")
+    return names
 
 
 def _ready(raw: Mapping[str, Any], where: str) -> Ready:

@@ -8,6 +8,7 @@ from typing import Any
 from autotune.engine.spec import text
 from autotune.records import Value
 from autotune.review import evidence, verdict
+from autotune.review.acceptance import FIGURE, acceptance
 from autotune.review.blocks import (
     Block,
     Cell,
@@ -37,8 +38,9 @@ TONES = {Conclusion.IMPROVED: "good", Conclusion.NO_IMPROVEMENT: "plain", Conclu
 
 def build(story: Story) -> Document:
     """The whole report."""
-    sections = [_verdict(story), _pictures(story), load_table(story), evidence.levers(story), evidence.crashes(story),
-                evidence.search(story), evidence.untried(story), _provenance(story), evidence.trials(story)]
+    sections = [_verdict(story), _pictures(story), load_table(story), acceptance(story), evidence.levers(story),
+                evidence.crashes(story), evidence.search(story), evidence.untried(story), _provenance(story),
+                evidence.trials(story)]
     return Document(
         title=f"autotune: {one_line(story.study)}", kicker=f"autotune report · study {one_line(story.study)}",
         headline=verdict.headline(story), tone=TONES[story.conclusion], support=verdict.support(story),
@@ -125,7 +127,7 @@ def _tile(title: str, winner: Tested, base: Tested | None, name: str, unit: str,
 
 def _finalists(story: Story) -> Block:
     told = story.confirmation.get("finalists") or {}
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for entry in story.finalists:
         by = next((told[str(n)] for n in entry.trials if str(n) in told), None)
         standing = "winner" if entry is story.winner and story.confirmed else str(by["verdict"]).replace("_", " ") \
@@ -134,9 +136,12 @@ def _finalists(story: Story) -> Block:
         error = "" if entry.relative_error is None else f" ± {percent(entry.relative_error)}"
         rows.append((str(entry.trial), _differs(story, entry), f"{number(entry.value)}{error}",
                      percent(by.get("gain"), signed=True) if by else "", interval_text(low, high), standing))
-    return Fold(f"The best {len(rows)} configurations", (Table(
-        ("Trial", "Differs from the baseline in", f">{story.unit}", ">Confirmed gain", "Interval", "Standing"),
-        tuple(rows)),))
+    columns = ["Trial", "Differs from the baseline in", f">{story.unit}", ">Confirmed gain", "Interval", "Standing"]
+    if any(FIGURE in entry.figures for entry in story.finalists):
+        columns.insert(3, ">Acceptance length")
+        rows = [(*row[:3], number(entry.figures.get(FIGURE)), *row[3:])
+                for row, entry in zip(rows, story.finalists, strict=True)]
+    return Fold(f"The best {len(rows)} configurations", (Table(tuple(columns), tuple(rows)),))
 
 
 def _differs(story: Story, entry: Tested) -> str:

@@ -13,8 +13,8 @@ from autotune.review.verdict import cell
 from autotune.review.wording import config_text, number, one_line, percent
 
 FIGURES = (("tokens_per_s", "tok/s"), ("per_request_tokens_per_s", "tok/s per request"), ("watts", "W"),
-           ("tokens_per_j", "tok/J"), ("ttft_p50_ms", "TTFT p50 ms"), ("wall_s", "wall s"),
-           ("prompt_tokens", "prompt tokens"))
+           ("tokens_per_j", "tok/J"), ("accept_length", "acceptance length"), ("ttft_p50_ms", "TTFT p50 ms"),
+           ("wall_s", "wall s"), ("prompt_tokens", "prompt tokens"))
 
 
 def load_table(story: Story) -> Section | None:
@@ -54,7 +54,7 @@ def _matrix(story: Story) -> list[Block]:
     blocks: list[Block] = [Table(tuple(columns), tuple(lines))]
     rest = [(k, t) for k, t in shown if (k, t) not in main]
     if rest:
-        blocks.append(Fold("Latency, wall clock and prompt sizes of the same windows", (Table(
+        blocks.append(Fold("Latency, wall clock and other figures of the same windows", (Table(
             ("Configuration", ">Context", ">Concurrency", *[f">{t}" for _, t in rest], "Remark"), tuple(
                 (one_line(r.get("config")), cell(r.get("ctx")), cell(r.get("concurrency")),
                  *[_figure(r, k) for k, _ in rest], one_line(r.get("remark") or "")) for r in story.matrix)),)))

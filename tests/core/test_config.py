@@ -254,6 +254,14 @@ def test_gpus_are_missing_even_when_the_space_does_not_say_that_it_needs_any() -
     assert not any("GPUs, 0" in p for p in preflight.check(load(["+space=sglang_cpu", "device=cpu"])).problems)
 
 
+def test_choices_that_need_more_gpus_than_the_baseline_are_left_to_ray_which_places_them() -> None:
+    from autotune import preflight
+
+    for executor, barred in (("local", True), ("ray", False)):
+        report = preflight.check(load(["+space=b300", "~space.needs", f"executor={executor}"]))
+        assert any("needs 8 GPUs" in rule.because for rule in report.barred) is barred
+
+
 def test_a_study_is_told_of_where_its_engine_is_another_or_none(tmp_path: pathlib.Path) -> None:
     """Found by a user: after an upgrade of the engine a finished study could not be exported any more."""
     from autotune import verbs

@@ -47,3 +47,23 @@ def test_a_study_whose_baseline_is_the_best_says_so(tmp_path: pathlib.Path) -> N
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "the baseline is already the best" in said and "launch.sh" in said
+
+
+def test_a_choice_that_cannot_run_here_is_never_launched_and_the_report_says_why(tmp_path: pathlib.Path) -> None:
+    """Such a choice used to end the study in its middle, or to be bought as a crash at arg-parse."""
+    done = study(tmp_path, {"fault": ["none"], "at": ["serving"], "speed": [200], "flags": ["a", "b"],
+                            "concurrency": [4]}, "study.launches=4", "study.confirm.finalists=0",
+                 "engine.version.use=2.0",
+                 "++engine.params.flags={choices: {a: {args: [--flags, a]}, "
+                 "b: [{versions: '>=3', args: [--flags, b]}]}}")
+    assert done.returncode == 0, done.stderr + done.stdout
+    because = "engine standin cannot express flags=b in version 2.0"
+    assert "launch 2" not in done.stdout and "CRASH" not in done.stdout
+    report = (tmp_path / "outputs/t/report.md").read_text()
+    assert because in " ".join(report.split()), report
+    again = subprocess.run(
+        [sys.executable, "-m", "autotune", "report", "--spaces", str(tmp_path / "spaces"), "+space=t",
+         f"outputs={tmp_path / 'outputs'}"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=100)
+    assert again.returncode == 0, again.stderr
+    assert because in " ".join((tmp_path / "outputs/t/report.md").read_text().split())

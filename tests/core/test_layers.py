@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2] / "autotune"
 LAYERS: list[set[str]] = [
     {"secretnames", "printable", "framing"},
     {"records", "redact", "files", "awake", "answers"},
+    {"rules"},
     {"space"},
     {"engine", "crash", "measure"},
     {"workload", "storage", "yamlfile"},

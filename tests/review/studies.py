@@ -31,7 +31,7 @@ class Made:
 
     def measure(self, config: Config, value: float, *, tpot_ms: float = 20.0, reasons: tuple[str, ...] = (),
                 same_launch: bool = False, assumed: bool = True, watts: float = 40.0, energy: str = "cpu_time",
-                **attrs: Any) -> int:
+                accept_length: float = 2.5, **attrs: Any) -> int:
         """A measurement of `value` tok/J; with energy "none" the value is told, but no joules are."""
         self.launches += 0 if same_launch else 1
         window_s = 10.0
@@ -40,7 +40,7 @@ class Made:
         outcome = Measurement(
             output_tokens=round(value * watts * window_s), window_s=window_s, requests=50, errors=0,
             concurrency=int(config.get("concurrency", 1)), energy=read, relative_error=0.01,
-            accept_length=2.5 if config.get("tree_budget") else None,
+            accept_length=accept_length if config.get("tree_budget") else None,
             ttft_ms=Percentiles(80.0, 120.0, 200.0, 90.0, 50),
             tpot_ms=Percentiles(tpot_ms / 2, tpot_ms, tpot_ms, 11.0, 50), reasons=reasons)
         ratios = {"ttft_p99_ms": 200 / LIMITS["ttft_p99_ms"], "tpot_p99_ms": tpot_ms / LIMITS["tpot_p99_ms"]}

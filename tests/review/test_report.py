@@ -16,6 +16,7 @@ from autotune.records import Stage
 from autotune.review.report import report
 from autotune.review.sources import read
 from autotune.review.verdict import headline
+from tests.review.conftest import Maker
 from tests.review.studies import Made, baseline
 
 HOSTILE = '</pre></title><script>alert(1)</script><img src=x onerror=alert(2)> `` ``` | [a](http://evil) \x1b[31m &lt;'
@@ -56,6 +57,34 @@ def written(made: Made) -> tuple[str, str]:
     """(html, markdown) of a study."""
     assert report(made.settings, made.study) == 0
     return ((made.settings.folder / "report.html").read_text(), (made.settings.folder / "report.md").read_text())
+
+
+def test_the_acceptance_length_of_every_speculation_is_told_also_of_those_that_lost(make: Maker) -> None:
+    made = make()
+    made.measure(baseline(made, concurrency=8), 2.4)
+    made.measure(baseline(made, concurrency=4), 2.0, same_launch=True)
+    made.measure(baseline(made, tree_budget=8, concurrency=8), 3.0, accept_length=3.14)
+    made.measure(baseline(made, tree_budget=8, concurrency=4), 1.5, accept_length=3.27, same_launch=True)
+    made.measure(baseline(made, tree_budget=16, tree_topk=4, concurrency=8), 1.2, accept_length=4.56)
+    html, markdown = written(made)
+    section = markdown.split("## Acceptance length of speculation")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert rows[0][2:4] == ["Load", "Tokens per verify step"]
+    assert [(row[2], row[3], row[-1]) for row in rows[2:]] == [
+        ("concurrency=4", "3.27", "-25.0 %"), ("concurrency=8", "3.14", "+25.0 %"),
+        ("concurrency=8", "4.56", "-50.0 %")]
+    assert "tree_budget=16" in rows[4][1] and "tree_topk=4" in rows[4][1]
+    assert 'id="acceptance"' in html and "4.56" in html
+    best = markdown.split("configurations</summary>")[1].split("</details>")[0]
+    assert "Acceptance length" in best and "| 4.560 |" in best
+
+
+def test_without_speculation_there_is_no_word_of_acceptance(make: Maker) -> None:
+    made = make()
+    made.measure(baseline(made), 2.0)
+    made.measure(baseline(made, tp=2), 2.2)
+    assert not any("cceptance length" in text for text in written(made))
 
 
 def test_the_page_starts_with_the_verdict_and_stands_alone(rich: Made) -> None:

@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from autotune.records import Blame, Crash, Stage, UsageError, config_key
+from autotune.rules import Rule
 from autotune.search.plain import SAMPLERS, Plain
 from autotune.search.protocol import Launch, Limits, Measured, Observation, Stop, StopKind
-from autotune.space import Rule
 from tests.search.simulate import simulate
 from tests.search.tables import Table
 from tests.search.test_strategy import PLAIN, table

@@ -38,6 +38,12 @@ def small(engine: EngineSpec, version: str, **choices: Value) -> tuple[Space, Co
     return space, build(engine, space, space.split(space.baseline)[0], port=30000, version=version)
 
 
+def forbidden(engine: EngineSpec, version: str, **config: Value) -> str | None:
+    """Why the engine's rules refuse a configuration, in a space that offers just it and something harmless."""
+    space, _ = small(engine, version, **config)
+    return next((rule.because for rule in engine.rules_for(space, version) if rule.matches(space.baseline)), None)
+
+
 def arguments(command: Command) -> list[str]:
     """What SGLang's parser gets: without the interpreter and the module."""
     return list(command.argv[3:])

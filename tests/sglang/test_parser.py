@@ -19,11 +19,13 @@ from typing import Any
 
 import pytest
 
-from autotune.engine.argv import build
+from autotune.engine.argv import build, needed
 from autotune.engine.random_model import write_draft, write_model
+from autotune.engine.spec import matches
+from autotune.engine.spelling import lacking
 from autotune.records import Value
 from tests.envs import ensure
-from tests.sglang.support import VARIANTS, VERSIONS, arguments, fork_flags, pairwise, ruled, settings, small
+from tests.sglang.support import VARIANTS, VERSIONS, arguments, forbidden, fork_flags, pairwise, ruled, settings, small
 
 HERE = pathlib.Path(__file__).parent
 SPACES = ("b300", "h200", "sglang_cpu")
@@ -34,6 +36,74 @@ NEEDED_BESIDE: Mapping[str, Mapping[str, Value]] = {
 }
 """Parameters that only mean something with another one."""
 FORK_FLAGS = {"--speculative-ddtree-budget", "--speculative-ddtree-topk"}
+PAIRS: Mapping[str, tuple[dict[str, Value], dict[str, Value]]] = {
+    "eagle topk without steps": ({"speculation": "eagle3", "eagle_topk": 4},
+                                 {"speculation": "eagle3", "eagle_topk": 4, "eagle_steps": 3, "draft_tokens": 8}),
+    "eagle tokens without steps": ({"speculation": "eagle3", "draft_tokens": 8}, {"speculation": "eagle3"}),
+    "dflash tokens": ({"speculation": "dflash", "draft_tokens": 8, "draft_block": 16},
+                      {"speculation": "dflash", "draft_tokens": 8, "draft_block": 8}),
+    "dflash window, block": ({"speculation": "dflash", "draft_block": 16, "draft_window": 15},
+                             {"speculation": "dflash", "draft_block": 16, "draft_window": 16}),
+    "dflash window, tokens": ({"speculation": "dflash", "draft_tokens": 16, "draft_window": 15},
+                              {"speculation": "dflash", "draft_tokens": 16, "draft_window": 17}),
+    "dflash block": ({"speculation": "dflash", "draft_block": 0}, {"speculation": "dflash", "draft_block": 1}),
+    "ngram window": ({"speculation": "ngram", "draft_window": 0}, {"speculation": "ngram", "draft_window": 1}),
+    "chunks": ({"chunked_prefill": 1000, "page_size": 64}, {"chunked_prefill": 1024, "page_size": 64}),
+    "no chunks": ({"chunked_prefill": 65, "page_size": 64}, {"chunked_prefill": -1, "page_size": 64}),
+    "chunks of tp2": ({"parallel": "tp2", "chunked_prefill": 1000, "page_size": 64},
+                      {"parallel": "tp2", "chunked_prefill": 1024, "page_size": 64}),
+    "chunks of a rank": ({"parallel": "tp8_dp_attention", "chunked_prefill": 256, "page_size": 64},
+                         {"parallel": "tp8_dp_attention", "chunked_prefill": 512, "page_size": 64}),
+    "dense tp": ({"parallel": "tp8", "moe_dense_tp_size": 4}, {"parallel": "tp8", "moe_dense_tp_size": 8}),
+    "dense tp of one": ({"parallel": "tp1_dp2", "moe_dense_tp_size": 2},
+                        {"parallel": "tp1_dp2", "moe_dense_tp_size": 1}),
+    "conservativeness": ({"schedule_conservativeness": -0.1}, {"schedule_conservativeness": 0}),
+    "flashinfer exchange": (
+        {"parallel": "ep8_dp_attention", "moe_a2a_backend": "flashinfer", "moe_runner_backend": "triton"},
+        {"parallel": "ep8_dp_attention", "moe_a2a_backend": "flashinfer", "moe_runner_backend": "flashinfer_cutlass"}),
+    "cutedsl exchange": (
+        {"parallel": "ep8", "moe_a2a_backend": "mooncake", "moe_runner_backend": "flashinfer_cutedsl",
+         "quantization": "modelopt_fp4"},
+        {"parallel": "ep8", "moe_a2a_backend": "none", "moe_runner_backend": "flashinfer_cutedsl",
+         "quantization": "modelopt_fp4"}),
+    "cutlass fp8": ({"parallel": "ep8", "moe_runner_backend": "cutlass", "quantization": "fp8"},
+                    {"parallel": "tp8", "moe_runner_backend": "cutlass", "quantization": "fp8"}),
+    "flashinfer cutlass": ({"parallel": "tp8", "moe_runner_backend": "flashinfer_cutlass", "quantization": "w8a8_fp8"},
+                           {"parallel": "tp8", "moe_runner_backend": "flashinfer_cutlass",
+                            "quantization": "modelopt_fp8"}),
+    "trtllm": ({"parallel": "tp8", "moe_runner_backend": "flashinfer_trtllm", "quantization": "w8a8_int8"},
+               {"parallel": "tp8", "moe_runner_backend": "flashinfer_trtllm", "quantization": "fp8"}),
+    "trtllm routed": (
+        {"parallel": "tp8", "moe_runner_backend": "flashinfer_trtllm_routed", "quantization": "modelopt_fp8"},
+        {"parallel": "tp8", "moe_runner_backend": "flashinfer_trtllm_routed", "quantization": "fp8"}),
+}
+"""(refused by SGLang, its nearest accepted neighbour): what our rules must say as well, in both releases."""
+LATER: Mapping[str, tuple[dict[str, Value], dict[str, Value]]] = {
+    "deepep v2": ({"parallel": "ep8", "moe_a2a_backend": "deepep_v2", "moe_runner_backend": "triton"}, {}),
+    "pplx runner": ({"parallel": "ep8_dp_attention", "moe_a2a_backend": "pplx", "moe_runner_backend": "triton"}, {}),
+    "pplx mode": ({"parallel": "ep8_dp_attention", "moe_a2a_backend": "pplx", "deepep_mode": "normal"}, {}),
+    "pplx topology": ({"parallel": "ep8", "moe_a2a_backend": "pplx"}, {}),
+    "megamoe": ({"parallel": "ep8_dp_attention", "moe_a2a_backend": "flashinfer_megamoe",
+                 "moe_runner_backend": "triton", "quantization": "modelopt_fp4"}, {}),
+    "cutedsl deepep": ({"parallel": "ep8", "moe_a2a_backend": "deepep", "moe_runner_backend": "flashinfer_cutedsl",
+                        "deepep_mode": "normal", "quantization": "modelopt_fp4"},
+                       {"parallel": "ep8", "moe_a2a_backend": "deepep", "moe_runner_backend": "flashinfer_cutedsl",
+                        "quantization": "modelopt_fp4"}),
+    "attention": ({"attention_backend": "cutlass_mla"}, {"attention_backend": "triton"}),
+}
+"""The same for 0.5.23 alone; {} where no neighbour is accepted without a GPU."""
+EARLIER: Mapping[str, tuple[dict[str, Value], dict[str, Value]]] = {
+    "exchange": ({"parallel": "ep8", "moe_a2a_backend": "deepep_v2"}, {"parallel": "ep8", "moe_a2a_backend": "deepep"}),
+    "attention": ({"attention_backend": "hpc_ops"}, {"attention_backend": "triton"}),
+    "flashinfer exchange, deep_gemm": (
+        {"parallel": "ep8_dp_attention", "moe_a2a_backend": "flashinfer", "moe_runner_backend": "deep_gemm"}, {}),
+}
+WORDS = re.compile(
+    r"^AssertionError: $|must match|draft-window-size must be|block-size to be positive|divisible by page_size|"
+    "moe_dense_tp_size only|schedule_conservativeness must|MoE A2A is|cutedsl supports moe_a2a|supported with ep_size|"
+    "Invalid quantization|invalid choice|supports only --moe-runner|only supported with --moe-runner|low-latency mode|"
+    "requires attention DP|backend requires --moe-runner|low_latency dispatch")
+"""What SGLang says of the refused ones, so that none is refused for something that this machine lacks."""
 NEEDS_A_GPU = re.compile(r"only supported on Blackwell|requires Hopper|Please use a different (prefill )?backend")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -108,6 +178,10 @@ def located(argv: list[str]) -> list[str]:
     return [places.get(argument, argument) for argument in argv]
 
 
+def pairs_of(version: str) -> dict[str, tuple[dict[str, Value], dict[str, Value]]]:
+    return {**PAIRS, **(EARLIER if version == "0.5.16" else LATER)}
+
+
 def traps(version: str) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Command lines that show what SGLang does with the combinations that our rules and defaults are about."""
     engine = settings("h200").engine
@@ -125,7 +199,9 @@ def traps(version: str) -> dict[str, tuple[list[str], dict[str, str]]]:
         at = argv.index(flag)
         return argv[:at] + argv[at + 2:], env
 
-    return {
+    pairs = {f"{name} ({side})": line(**choices) for name, both in pairs_of(version).items()
+             for side, choices in zip(("refused", "accepted"), both, strict=True) if choices}
+    return pairs | {
         "nvls inherited": inheriting((line()[0], {})),
         "nvls unsaid": inheriting(line()),
         "nvls off": inheriting(line(nvls=False)),
@@ -226,6 +302,19 @@ def test_flags_of_the_variants_are_the_forks_own(version: str) -> None:
         assert all("tree" in flag for flag in unknown), unknown
 
 
+def test_what_a_release_has_is_found_in_its_source_and_what_it_lacks_is_not(version: str) -> None:
+    """As `check` looks it up, without importing SGLang: no flag of ours may be said to be missing by mistake."""
+    options = parsed(version)[2]
+    for name in ("h200", "b300"):
+        engine = settings(name, f"engine.python={ensure(f'sglang-{version}')}").engine
+        actions = [a for p in engine.params.values() for found in (p.any_value, *p.choices.values()) for a in found]
+        wanted = [word for action in (*engine.args, *actions) if matches(action.versions, version)
+                  for word in needed(action, engine.vars)]
+        assert len(wanted) > 50
+        assert set(lacking(engine, wanted)) == {w for w in wanted if w.startswith("--")} - options | (
+            {"DDTREE"} if name == "b300" else set())
+
+
 def test_nvls_is_off_unless_chosen_whatever_the_caller_had_set(version: str) -> None:
     seen = parsed(version)[0]
     assert seen["nvls inherited"].nccl["NCCL_NVLS_ENABLE"] == "1"  # the trap
@@ -278,6 +367,18 @@ def test_rules_say_what_sglang_does(version: str) -> None:
     assert ("does not support dp attention" in seen["dflash attention dp"].error) is old
     assert (seen["dflash attention dp"].reached == "done") is not old
     assert (seen["dflash mixed"].values.get("enable_mixed_chunk") is True) is not old
+
+
+def test_what_sglang_refuses_our_rules_refuse_and_not_its_neighbour(version: str) -> None:
+    seen, engine = parsed(version)[0], settings("h200").engine
+    wrong = []
+    for name, (refused, accepted) in pairs_of(version).items():
+        told = seen[f"{name} (refused)"]
+        if forbidden(engine, version, **refused) is None or told.reached == "done" or not WORDS.search(told.error):
+            wrong.append((name, forbidden(engine, version, **refused), told))
+        if accepted and (forbidden(engine, version, **accepted) or seen[f"{name} (accepted)"].reached != "done"):
+            wrong.append((name, forbidden(engine, version, **accepted), seen[f"{name} (accepted)"]))
+    assert not wrong, "\n".join(f"{name}: {ours}; SGLang: {told.reached} {told.error}" for name, ours, told in wrong)
 
 
 def test_attention_dp_is_understood_in_both_spellings(version: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from autotune.engine.argv import flags
 from autotune.engine.spec import EngineSpec
 from autotune.records import Value
-from tests.sglang.support import VERSIONS, arguments, ruled, settings, small
+from tests.sglang.support import VERSIONS, arguments, forbidden, ruled, settings, small
 
 both = pytest.mark.parametrize("version", VERSIONS)
 
@@ -19,12 +19,6 @@ def stock() -> EngineSpec:
 
 def tree() -> EngineSpec:
     return settings("b300").engine
-
-
-def forbidden(engine: EngineSpec, version: str, **config: Value) -> str | None:
-    """Why the engine's rules refuse a configuration, in a space that offers just it and something harmless."""
-    space, _ = small(engine, version, **config)
-    return next((rule.because for rule in engine.rules_for(space, version) if rule.matches(space.baseline)), None)
 
 
 @both
@@ -78,7 +72,8 @@ def test_dflash_is_not_searched_over_a_topk_that_it_resets(version: str) -> None
     reason = forbidden(stock(), version, speculation="dflash", eagle_topk=4)
     assert reason is not None and "topk" in reason
     assert forbidden(stock(), version, speculation="dflash", eagle_topk=1) is None
-    assert forbidden(stock(), version, speculation="eagle3", eagle_topk=4, attention_backend="triton") is None
+    assert forbidden(stock(), version, speculation="eagle3", eagle_topk=4, eagle_steps=3,
+                     attention_backend="triton") is None
 
 
 @both
@@ -101,11 +96,36 @@ def test_decode_graphs_reach_the_largest_concurrency_unless_the_space_says_other
 
 
 @both
+def test_a_graph_is_large_enough_for_what_one_scheduler_gets(version: str) -> None:
+    """The largest captured batch counts requests of one scheduler: attention DP has one a rank, replicas one each."""
+    b300 = ruled(settings("b300"), version)
+    plain = {k: v for k, v in b300.baseline.items() if k not in ("tree_budget", "tree_topk")} | {"speculation": "none"}
+    alike = "a rank never has more than 32 requests"
+    for parallel, schedulers in (("tp8", 1), ("ep8", 1), ("tp4_dp2", 2), ("tp8_dp_attention", 8)):
+        for largest in (64, 128, 256):
+            config = {**plain, "parallel": parallel, "graph_max_bs": largest}
+            if parallel == "tp8_dp_attention":
+                del config["allreduce_fusion"]
+            loads = {load: b300.forbidden({**config, "concurrency": load}) for load in (1, 8, 32, 64, 128, 256)}
+            if parallel == "tp8_dp_attention" and largest != 256:
+                assert all(because and alike in because for because in loads.values()), loads
+            else:
+                assert {load for load, because in loads.items() if because and "without a" in because} == {
+                    load for load in loads if load / schedulers > largest}, (parallel, largest)
+    small_graph = ruled(settings("b300", "space.params.graph_max_bs.choices=[8,16,256]",
+                                 "~space.belief.graph_max_bs"), version)
+    few = {**plain, "parallel": "tp8_dp_attention", "graph_max_bs": 16}
+    assert small_graph.forbidden({**few, "concurrency": 128}) is None
+    assert "eighth of the load" in str(small_graph.forbidden({**few, "concurrency": 256}))
+
+
+@both
 def test_trees_are_kept_from_pages_and_from_attention_without_a_tree_mask(version: str) -> None:
     for backend in ("trtllm_mha", "trtllm_mla", "cutedsl_mla", "flashmla"):
         assert forbidden(tree(), version, attention_backend=backend, tree_budget=8) is not None
-        assert forbidden(stock(), version, speculation="eagle3", eagle_topk=4, attention_backend=backend) is not None
-        assert forbidden(stock(), version, speculation="eagle3", eagle_topk=1, attention_backend=backend) is None
+        eagle: dict[str, Value] = {"speculation": "eagle3", "eagle_steps": 3, "attention_backend": backend}
+        assert "tree mask" in str(forbidden(stock(), version, eagle_topk=4, **eagle))
+        assert forbidden(stock(), version, eagle_topk=1, **eagle) is None
     assert forbidden(tree(), version, attention_backend="triton", page_size=1, tree_budget=8) is None
     assert forbidden(tree(), version, attention_backend="triton", page_size=16, tree_budget=8) is not None
     assert forbidden(stock(), version, speculation="ngram", page_size=16, attention_backend="triton") is not None

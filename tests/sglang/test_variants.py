@@ -71,6 +71,33 @@ def test_the_b300_space_runs_on_every_variant(variant: str, version: str) -> Non
     assert not any("dp_attention" in str(server["parallel"]) for server in trees)
 
 
+def refused(variant: str, **config: Value) -> bool:
+    engine = settings("h200", f"engine={variant}").engine
+    space, _ = small(engine, "0.5.16", **config)
+    return any(rule.matches(space.baseline) for rule in engine.rules_for(space, "0.5.16"))
+
+
+@pytest.mark.parametrize("block", [4, 8, 16, 24])
+@pytest.mark.parametrize("budget", [3, 4, 7, 8, 15, 16, 19, 23, 24, 40])
+def test_pr29907_needs_triton_above_its_block_whatever_budgets_and_blocks_a_space_has(block: int, budget: int) -> None:
+    for param in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+        tree: dict[str, Value] = {"tree_budget": budget, "draft_block": block}
+        assert refused("sglang_ddtree_pr29907", **tree, **{param: "fa3"}) is (budget > block - 1)
+        assert not refused("sglang_ddtree_pr29907", **tree, **{param: "triton"})
+    assert refused("sglang_ddtree_pr29907", tree_budget=budget, attention_backend="fa3") is (budget > 15)
+
+
+def test_limits_of_the_variants_hold_for_values_that_no_file_lists() -> None:
+    for width in (1, 4, 8, 9, 13, 16, 32):
+        assert refused("sglang_ddtree_pr31069", tree_budget=64, tree_topk=width) is (width not in (4, 8, 16))
+        assert refused("sglang_ddtree_pr36196", tree_budget=0, tree_topk=width) is (width > 16)
+        assert refused("sglang_ddtree", tree_budget=12, tree_topk=width) is (width > 12)
+    assert refused("sglang_dflash_pr32053", verify_budget=11, draft_block=12, attention_backend="fa3")
+    assert not refused("sglang_dflash_pr32053", verify_budget=12, draft_block=12, attention_backend="fa3")
+    assert refused("sglang_ddtree", page_size=2) and refused("sglang", speculation="dflash", eagle_topk=17)
+    assert refused("sglang", speculation="dflash", eagle_steps=9)
+
+
 def test_adding_a_fork_is_one_file(tmp_path: pathlib.Path) -> None:
     (tmp_path / "engine").mkdir()
     (tmp_path / "mine.yaml").write_text((data_folder("search_spaces") / "b300.yaml").read_text()

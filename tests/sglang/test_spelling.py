@@ -1,0 +1,120 @@
+"""An SGLang that lacks a fork's flags is found out before anything is launched; nothing of it is imported for that."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import pytest
+
+from autotune import preflight, verbs
+from autotune.config import Settings, load
+from autotune.engine.argv import needed
+from autotune.engine.spelling import lacking
+from autotune.records import HostCannotRun, UsageError
+from tests.sglang.support import VARIANTS
+
+STOCK = '''speculative_algorithm: A[str] = None  # DFLASH
+speculative_draft_model_path: A[str] = None
+page_size = None
+parser.add_argument("--model-path", "--host", "--port", "--device", "--enable-metrics")
+OTHERS = ("--tp-size --ep-size --dp-size --attn-dp-size --enable-dp-attention --enable-dp-lm-head --enable-nccl-nvls "
+    "--enable-symm-mem --flashinfer-allreduce-fusion-backend --enforce-disable-flashinfer-allreduce-fusion "
+    "--attention-backend --cuda-graph-max-bs-decode --mem-fraction-static --max-running-requests --trust-remote-code")
+'''
+FORK = 'DDTREE\nspeculative_ddtree_budget: A[int] = None\nadd_argument("--speculative-ddtree-topk")\n'
+NO_TREE = ("space.baseline.speculation=none", "~space.baseline.tree_budget", "~space.baseline.tree_topk")
+
+
+def python_with(folder: pathlib.Path, source: str, name: str = "server_args.py") -> str:
+    """An interpreter that has an SGLang of this source, which must not be imported."""
+    package = folder / "sglang"
+    (package / "srt").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (package / "srt" / name).write_text(source)
+    info = folder / "sglang-0.5.23.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.23\n")
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+def b300(python: str, *overrides: str) -> Settings:
+    return load(["+space=b300", f"engine.python={python}", *overrides])
+
+
+def problems(report: preflight.Preflight) -> dict[tuple[str, object], str]:
+    return {(c.param, c.value): "; ".join(c.problems) for c in report.choices}
+
+
+def test_a_release_without_trees_is_told_which_flags_it_lacks(tmp_path: pathlib.Path) -> None:
+    report = preflight.check(b300(python_with(tmp_path, STOCK)))
+    said = [p for p in report.problems if "does not know" in p]
+    assert said == ["the installed sglang 0.5.23 does not know DDTREE, --speculative-ddtree-budget, "
+                    "--speculative-ddtree-topk: engine sglang_ddtree is for a build that does (install that, or choose "
+                    "the engine file of yours)"]
+    told = problems(report)
+    assert "does not know DDTREE" in told["speculation", "ddtree"]
+    for budget in (4, 8, 16, 32):
+        assert told["tree_budget", budget] == "the installed sglang 0.5.23 does not know --speculative-ddtree-budget"
+    assert "does not know" not in told["speculation", "dflash"] + told["mem_fraction", 0.9] + told["parallel", "ep8"]
+
+
+def test_a_fork_that_has_them_is_believed(tmp_path: pathlib.Path) -> None:
+    report = preflight.check(b300(python_with(tmp_path, STOCK + FORK)))
+    assert not any("does not know" in said for said in (*report.problems, *problems(report).values()))
+
+
+def test_the_names_that_are_looked_for_are_those_set_on_the_command_line(tmp_path: pathlib.Path) -> None:
+    report = preflight.check(b300(python_with(tmp_path, STOCK + FORK), "engine.vars.ddtree_topk_flag=--my-topk"))
+    assert [p.split(":")[0] for p in report.problems if "does not know" in p] == [
+        "the installed sglang 0.5.23 does not know --my-topk"]
+
+
+def test_a_variable_that_only_a_fork_reads_counts_as_a_flag(tmp_path: pathlib.Path) -> None:
+    """A release would ignore it without a word, and every topk would be measured as the same server."""
+    pythons = (python_with(tmp_path / "without", STOCK + FORK),
+               python_with(tmp_path / "with", STOCK + FORK + "SGLANG_DDTREE_MAX_TOPK = EnvInt(6)\n"))
+    without, with_it = (problems(preflight.check(b300(python, "engine=sglang_ddtree_pr29907"))) for python in pythons)
+    assert without["tree_topk", 4] == "the installed sglang 0.5.23 does not know SGLANG_DDTREE_MAX_TOPK"
+    assert with_it["tree_topk", 4] == ""
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_needs_something_that_no_release_has(variant: str, tmp_path: pathlib.Path) -> None:
+    settings = load(["+space=h200", f"engine={variant}", f"engine.python={python_with(tmp_path, STOCK)}"])
+    engine = settings.engine
+    wanted = [w for name in ("speculation", "tree_budget", "tree_topk") if name in engine.params
+              for action in (engine.params[name].choices.get("ddtree") or engine.params[name].any_value)
+              for w in needed(action, engine.vars)]
+    assert any("tree" in word.lower() or "MAX_NUM_NODES" in word for word in lacking(engine, wanted)), wanted
+
+
+def test_where_the_source_cannot_be_read_nothing_is_said_to_be_lacking(tmp_path: pathlib.Path) -> None:
+    elsewhere = preflight.check(b300(python_with(tmp_path, "", name="other.py")))
+    assert not any("does not know" in p for p in elsewhere.problems)
+    told_not_to = b300(python_with(tmp_path / "b", STOCK), "engine.version.spelled_in=null")
+    assert not any("does not know" in p for p in preflight.check(told_not_to).problems)
+
+
+@pytest.mark.parametrize("place", ["/", "../..", "srt/../../x", "."])
+def test_nothing_outside_the_module_is_read(place: str) -> None:
+    with pytest.raises(UsageError, match="below the module's own"):
+        load(["+space=b300", f"engine.version.spelled_in=['{place}']"])
+
+
+def test_a_choice_that_cannot_run_here_is_never_proposed_and_a_baseline_of_it_is_refused(
+        tmp_path: pathlib.Path) -> None:
+    python = python_with(tmp_path, STOCK)
+    with pytest.raises(HostCannotRun, match="does not know DDTREE, --speculative-ddtree-budget"):
+        verbs.ready_or_refuse(b300(python))
+    settings = b300(python, *NO_TREE)
+    report = preflight.check(settings)
+    assert not any("does not know" in p for p in report.problems)
+    assert any(server["speculation"] == "ddtree" for server in settings.space.servers())
+    left = settings.without(report.barred).space
+    assert {server["speculation"] for server in left.servers()} == {"none"}  # and no draft is there for dflash
+    reason = left.forbidden({"speculation": "ddtree"})
+    assert reason is not None and "does not know DDTREE" in reason
