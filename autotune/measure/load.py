@@ -27,6 +27,7 @@ from autotune.measure.spec import LoadOrder
 
 TICK_S = 0.2
 TIMERS_S = 0.5  # between two looks at the time limits of requests, which are tens of seconds
+REFILL_S = 0.002  # that a tick may make requests ahead for
 FEW = 16
 SHORT = 16  # bytes: a read that may be the rest of an answer's end
 GATHER_S = (0.0005, 0.003)  # after a wait that brought little, so that one step of the server is read together:
@@ -81,6 +82,7 @@ class Load:
             if now >= next_tick:
                 work.look(now)
                 work.resume(now)
+                work.source.refill(REFILL_S)
                 if now >= next_timers:
                     self._timers(now)
                     next_timers = now + TIMERS_S
@@ -158,6 +160,7 @@ class Load:
         for slot in work.slots:
             if slot.parts:
                 work.digest(slot, now)
+        work.account()
         self._tick(now)
         for slot in work.slots:
             if slot.reply is not None:

@@ -39,11 +39,15 @@ class Pacing:
     def wait_bytes(self, slot: Slot) -> int:
         """How many bytes this stream may gather before it is read next; 1: as soon as any arrive."""
         counts = slot.stream.counts
-        if not self.enabled or slot.watched or slot.reply is None or not slot.stream.counting or not counts:
+        if slot.watched or slot.reply is None or not slot.stream.counting or not counts:
             return 1
-        left = slot.reply.wanted_tokens - counts[-1]
-        each = min(self.token_bytes, slot.size / counts[-1])
-        return max(1, min(int(each * (SHARE * left - LESS_TOKENS)), FULL_BYTES))
+        return self.rest_bytes(slot.reply.wanted_tokens - counts[-1], slot.size / counts[-1])
+
+    def rest_bytes(self, tokens: int, each: float = float("inf")) -> int:
+        """The same for an answer of which so many tokens are left; `each` took so many bytes so far."""
+        if not self.enabled:
+            return 1
+        return max(1, min(int(min(self.token_bytes, each) * (SHARE * tokens - LESS_TOKENS)), FULL_BYTES))
 
     def saw_parts(self, parts: Sequence[bytes], counts: Sequence[int]) -> None:
         """Learn from a stream that is read at once: `counts` were there before its `parts`, and after each of them."""

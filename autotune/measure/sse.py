@@ -17,7 +17,9 @@ from autotune.measure.http import Framing
 CHUNK_OF_EVENTS = b"\n\n\r\n"
 """How a chunk ends that is whole events."""
 _KEY = b'"completion_tokens"'
-_COUNT = re.compile(rb'"completion_tokens":\s*(\d+)').match
+_COUNTS = re.compile(rb'"completion_tokens":\s*(\d+)')
+_COUNT = _COUNTS.match
+_BEGUN = re.compile(rb'HTTP/1\.1 200 .*"completion_tokens":\s*[1-9]', re.DOTALL).match
 
 
 class BadStream(ValueError):
@@ -56,6 +58,8 @@ class TokenStream:
         Nearly every part is whole chunks of whole events like those before: only its last token count is looked for.
         """
         alike = bool(self.times) and not self._rest and framing.between_chunks
+        if alike and self._count and len(parts) > 1 and self._take_events(parts, stamps):
+            return
         for part, now in zip(parts, stamps, strict=True):
             if alike:
                 if self._take_alike(part, now):
@@ -93,6 +97,21 @@ class TokenStream:
         for _ in range(events):
             self.times.append(now)
             self.counts.append(0)
+        return True
+
+    def _take_events(self, parts: Sequence[bytes], stamps: Sequence[float]) -> bool:
+        """The same of parts that are one event each and say how many tokens there are."""
+        data = b"".join(parts)
+        counts = [int(count) for count in _COUNTS.findall(data)]
+        if not len(parts) == len(counts) == data.count(b"\n\n") == data.count(CHUNK_OF_EVENTS):
+            return False
+        if not all(before < count for before, count in zip([self._count, *counts], counts, strict=False)):
+            return False
+        if not all(part.endswith(CHUNK_OF_EVENTS) for part in parts):
+            return False
+        self._count, self._tail, self._value = counts[-1], parts[-1], None
+        self.times.extend(stamps)
+        self.counts.extend(counts)
         return True
 
     def feed(self, payload: bytes, now: float) -> None:
@@ -166,6 +185,11 @@ class TokenStream:
         steps = meta.get("spec_verify_ct", usage.get("spec_verify_ct"))
         return {"completion_tokens": usage.get("completion_tokens"), "prompt_tokens": usage.get("prompt_tokens"),
                 "verify_steps": steps}
+
+
+def begins_counting(data: bytes) -> bool:
+    """Whether this is the beginning of a good answer, in whole chunks of whole events, with a count of its tokens."""
+    return data.endswith(CHUNK_OF_EVENTS) and _BEGUN(data) is not None
 
 
 def _end_of_alike(part: bytes) -> int:
