@@ -13,7 +13,7 @@ import socket
 import time
 
 from autotune.measure import http, sse, system
-from autotune.measure.pacing import LONGEST_S, UNSEEN_S, WATCHED, Pacing
+from autotune.measure.pacing import FEWEST_WATCHED, LONGEST_S, MOST_WATCHED, UNSEEN_S, Pacing
 from autotune.measure.reply import Reply
 from autotune.measure.slot import CONNECTING, IDLE, READING, Slot
 from autotune.measure.source import RequestSource
@@ -35,8 +35,8 @@ class Exchanges:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
         self.family, self.address = found[0], found[4]
         self.source = RequestSource(order, f"{host}:{port}")
-        watch_all = order.watch_all or not order.load.ignore_eos or order.load.concurrency <= WATCHED
-        self.slots = [Slot(watched=watch_all or number < WATCHED) for number in range(order.load.concurrency)]
+        watch_all = order.watch_all or not order.load.ignore_eos or order.load.concurrency <= FEWEST_WATCHED
+        self.slots = [Slot(number, watched=watch_all) for number in range(order.load.concurrency)]
         self.pacing = Pacing(enabled=not watch_all and system.can_wait_for_bytes())
         self.by_fd: dict[int, Slot] = {}
         self.poller = system.poller()
@@ -67,10 +67,10 @@ class Exchanges:
             return now
         slot.parts.append(data)
         slot.stamps.append(arrived)
-        if not slot.watched and sse.begins_counting(data) and slot.reply is not None:
-            slot.wait_for(self.pacing.rest_bytes(slot.reply.wanted_tokens))
-        else:
+        if slot.watched or slot.reply is None or not self.pacing.token_bytes or not sse.begins_counting(data):
             self.digest(slot, now)
+        else:
+            slot.wait_for(self.pacing.rest_bytes(slot.reply.wanted_tokens))
         return arrived
 
     def look(self, now: float) -> None:
@@ -129,7 +129,7 @@ class Exchanges:
         elif self.pacing.enabled and stream.counting:
             known = len(stream.counts)
             stream.take(slot.framing, parts, stamps)
-            self.pacing.saw_parts(parts, stream.counts[known - 1:])
+            self.pacing.saw_parts(parts, stream.counts[known - 1:], stream.times[known - 1:])
         else:
             stream.take(slot.framing, parts, stamps)
 
@@ -149,8 +149,8 @@ class Exchanges:
                 slot.reply.detail = (slot.reply.detail + payload.decode("utf-8", "replace"))[:2000]
             elif not begun and framing.status == 200 and not data:
                 self.pacing.head_bytes = size
-            slot.plain = framing.status == 200 and framing.between_chunks
-            if data and slot.plain and slot.stream.times:
+            slot.plain = framing.status == 200 and framing.between_chunks and bool(slot.stream.times)
+            if data and slot.plain:
                 self._take(slot, [data], [now])
                 return
 
@@ -185,7 +185,7 @@ class Exchanges:
         if kind == "reset" and stale and done.attempts <= self.load.retries:
             done.attempts += 1
             self.tally.kinds["retry"] += 1
-            self._send(slot, now, done)
+            self._send(slot, now, sse.TokenStream(), done)
             return
         self._free(slot, now, failed=True)
         self.tally.broke(done, framing.status, stream, now, kind, detail)
@@ -195,8 +195,12 @@ class Exchanges:
     def start(self, slot: Slot, now: float, due: float | None = None) -> None:
         """Send the next request on a free slot; it was `due` when it is sent, if no time is given."""
         index, wanted, slot.request = self.source.next()
+        if slot.number < MOST_WATCHED and self.pacing.enabled:
+            slot.watched = slot.number < self.pacing.watch
         sent = time.monotonic()
-        self._send(slot, now, Reply(index, wanted, due=sent if due is None else due, sent=sent, watched=slot.watched))
+        stream = sse.TokenStream()
+        self._send(slot, now, stream, Reply(index, wanted, due=sent if due is None else due, sent=sent,
+                                            watched=slot.watched, times=stream.times, counts=stream.counts))
 
     def resume(self, now: float) -> None:
         """Start requests of connections that have paused after an error for long enough."""
@@ -218,8 +222,8 @@ class Exchanges:
         else:
             self.start(slot, now)
 
-    def _send(self, slot: Slot, now: float, new: Reply) -> None:
-        slot.reply, slot.framing, slot.stream = new, http.Framing(), sse.TokenStream()
+    def _send(self, slot: Slot, now: float, stream: sse.TokenStream, new: Reply) -> None:
+        slot.reply, slot.framing, slot.stream = new, http.Framing(), stream
         slot.out, slot.parts, slot.stamps = slot.request, [], []
         slot.size, slot.read_at = 0, now
         if slot.sock is None:
@@ -261,8 +265,7 @@ class Exchanges:
 
     def _flush(self, slot: Slot, now: float) -> None:
         assert slot.sock is not None
-        if not slot.watched:
-            slot.wait_for(self.pacing.before_first())
+        slot.wait_for(1 if slot.watched else self.pacing.before_first())
         try:
             slot.out = slot.out[slot.sock.send(slot.out):]
         except BlockingIOError:

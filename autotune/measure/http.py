@@ -92,6 +92,10 @@ class Framing:
         self.done = self._left == 0
         return data
 
+    def end(self) -> None:
+        """The caller saw the last chunk."""
+        self.done = True
+
     def eof(self) -> bool:
         """The peer closed: whether that ends the answer as it should."""
         self.reusable = False

@@ -30,8 +30,6 @@ TIMERS_S = 0.5  # between two looks at the time limits of requests, which are te
 REFILL_S = 0.002  # that a tick may make requests ahead for
 FEW = 16
 SHORT = 16  # bytes: a read that may be the rest of an answer's end
-GATHER_S = (0.0005, 0.003)  # after a wait that brought little, so that one step of the server is read together:
-MANY = 16  # ... the second time from this concurrency on, where steps take longer
 
 
 class Load:
@@ -53,8 +51,8 @@ class Load:
         work.source.prepare(len(work.slots) if self.rate is None else 1)
         next_tick = next_timers = now = time.monotonic()
         if self.rate is None:
-            for slot in work.slots:
-                work.start(slot, now)
+            for idle in work.slots:
+                work.start(idle, now)
         by_fd, digest = work.by_fd, work.digest
         while not self.stopping:
             events = self._wait(min(next_tick, self.next_arrival))
@@ -104,7 +102,7 @@ class Load:
         if short:
             source.refill()
         elif events:
-            time.sleep(max(0.0, min(GATHER_S[self.load.concurrency >= MANY], until - time.monotonic())))
+            time.sleep(max(0.0, min(self.exchanges.pacing.gather_s(self.load.concurrency), until - time.monotonic())))
         else:
             return events
         again: list[tuple[int, int]] = poll(0.0)

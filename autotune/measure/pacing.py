@@ -2,22 +2,29 @@
 
 Reading a stream whenever it brings a token costs a system call and some Python per token, most of what a load client
 does. Where the server counts tokens itself and the length of every answer is known beforehand, only some streams need
-that (`WATCHED` of them, for the inter-token latencies). The kernel reports the others first when their first token is
-there, then when about as many bytes are there as the rest of the answer must have, but for a look now and then. First
-token, last token and number of tokens stay exact.
+that, for the inter-token latencies: as many as bring about `GAPS_PER_S`. The kernel reports the others when their first
+token is there, and then when about as many bytes are there as the rest of the answer must have; besides there is a look
+now and then. First token, last token and number of tokens stay exact.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from autotune.measure.slot import Slot
 
-WATCHED = 4  # streams always read at once
+GAPS_PER_S = 100.0  # between arrivals of the streams that are watched, together
+FEWEST_WATCHED, MOST_WATCHED, WATCHED_FIRST = 2, 8, 4  # streams that are watched; the last before gaps are known
+MEMORY = 0.1  # weight of what came last in the mean gap
 LONGEST_S = 0.45  # that a stream isn't read: longer ones are looked at by the next tick
 SHARE, LESS_TOKENS = 0.97, 0.5  # wait for the bytes of this share of the tokens that are left, and some less
 RELAX = 0.005  # weight of a token that took more bytes in the fewest that a token took
 FULL_BYTES = 32768  # more is never waited for, to keep the server's socket from filling
+UNSURE = 0.5  # of the bytes a token, where only the stream itself tells of them
+GATHER_S = (0.0005, 0.003)  # after a wait that brought little, so that one step of the server is read together:
+MANY = 16  # ... the second time from this concurrency on, where steps take longer
+GATHER_SHARE = 0.15  # ... but no more than this of the time from step to step
 UNSEEN = (8, 0.02)  # answers whose end nothing told of: more than this many, and this share, end all waiting
 UNSEEN_S = 0.05  # since an end arrived that the kernel should have told of
 
@@ -31,6 +38,8 @@ class Pacing:
         self.ended = self.unseen = 0
         self.head_bytes = 0  # of an answer whose head came alone
         self.token_bytes = 0.0  # the fewest that one token took of late; 0: none seen
+        self.gap_s = 0.0  # between arrivals of a watched stream, mean of late; 0: none seen
+        self.watch = WATCHED_FIRST
 
     def before_first(self) -> int:
         """How many bytes an answer that begins may gather before it is read: its head is of no interest alone."""
@@ -43,16 +52,25 @@ class Pacing:
             return 1
         return self.rest_bytes(slot.reply.wanted_tokens - counts[-1], slot.size / counts[-1])
 
-    def rest_bytes(self, tokens: int, each: float = float("inf")) -> int:
-        """The same for an answer of which so many tokens are left; `each` took so many bytes so far."""
+    def rest_bytes(self, tokens: int, each: float | None = None) -> int:
+        """The same for an answer of which so many tokens are left; `each` took so many bytes so far, if known."""
         if not self.enabled:
             return 1
-        return max(1, min(int(min(self.token_bytes, each) * (SHARE * tokens - LESS_TOKENS)), FULL_BYTES))
+        least = self.token_bytes if each is None else min(self.token_bytes or UNSURE * each, each)
+        return max(1, min(int(least * (SHARE * tokens - LESS_TOKENS)), FULL_BYTES))
 
-    def saw_parts(self, parts: Sequence[bytes], counts: Sequence[int]) -> None:
-        """Learn from a stream that is read at once: `counts` were there before its `parts`, and after each of them."""
+    def gather_s(self, concurrency: int) -> float:
+        """How long to wait after little came, for more of the same step of the server."""
+        most = GATHER_S[concurrency >= MANY]
+        return min(most, GATHER_SHARE * self.gap_s) if self.gap_s else most
+
+    def saw_parts(self, parts: Sequence[bytes], counts: Sequence[int], times: Sequence[float]) -> None:
+        """Learn from a stream that is read at once: `counts` and `times` before its `parts`, and of each of them."""
         if len(counts) != len(parts) + 1:
             return  # some brought no token
+        gap_s = (times[-1] - times[0]) / len(parts)
+        self.gap_s += (MEMORY if self.gap_s else 1.0) * (gap_s - self.gap_s)
+        self.watch = min(max(FEWEST_WATCHED, math.ceil(GAPS_PER_S * self.gap_s)), MOST_WATCHED)
         before = counts[0]
         for part, count in zip(parts, counts[1:], strict=True):
             if count <= before:

@@ -18,10 +18,11 @@ class Slot:
     slot is always read at once; others when the kernel has `wait` bytes. `size` is the payload so far in bytes,
     `read_at` when it was read last (CLOCK_MONOTONIC seconds)."""
 
-    __slots__ = ("fd", "framing", "interest", "out", "parts", "plain", "read_at", "receive", "reply", "request", "size",
-                 "sock", "stamps", "state", "stream", "used", "wait", "watched")
+    __slots__ = ("fd", "framing", "interest", "number", "out", "parts", "plain", "read_at", "receive", "reply",
+                 "request", "size", "sock", "stamps", "state", "stream", "used", "wait", "watched")
 
-    def __init__(self, watched: bool = True) -> None:
+    def __init__(self, number: int, watched: bool = True) -> None:
+        self.number = number
         self.watched = watched
         self.wait = 1
         self.size = 0

@@ -14,6 +14,8 @@ from typing import Any
 
 from autotune.measure.http import Framing
 
+LAST_CHUNKS = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+"""How nearly every answer of an OpenAI-compatible server ends."""
 CHUNK_OF_EVENTS = b"\n\n\r\n"
 """How a chunk ends that is whole events."""
 _KEY = b'"completion_tokens"'
@@ -58,12 +60,16 @@ class TokenStream:
         Nearly every part is whole chunks of whole events like those before: only its last token count is looked for.
         """
         alike = bool(self.times) and not self._rest and framing.between_chunks
-        if alike and self._count and len(parts) > 1 and self._take_events(parts, stamps):
-            return
+        if alike and self._count and len(parts) > 1 and self._take_events(parts[:-1], stamps[:-1]):
+            parts, stamps = parts[-1:], stamps[-1:]  # which may be the end
         for part, now in zip(parts, stamps, strict=True):
             if alike:
                 if self._take_alike(part, now):
                     continue
+                if part.endswith(LAST_CHUNKS) and self._take_alike(part[:-len(LAST_CHUNKS)], now):
+                    self.finished = True
+                    framing.end()
+                    return
                 cut = _end_of_alike(part)
                 if cut and self._take_alike(part[:cut], now):
                     part = part[cut:]
