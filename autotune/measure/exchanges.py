@@ -136,6 +136,11 @@ class Exchanges:
     def _take_careful(self, slot: Slot, data: bytes, now: float) -> None:
         """Bytes where all is looked at: the head of an answer, an error's body, an answer that isn't chunked."""
         framing = slot.framing
+        taken = slot.stream.begin(framing, data, now)
+        if taken == len(data) > 0:
+            slot.plain, slot.size = True, len(data) - data.index(b"\r\n\r\n")
+            return
+        data = data[taken:]
         begun, size = framing.status is not None, len(data)
         while data:
             cut = data.find(sse.CHUNK_OF_EVENTS) + len(sse.CHUNK_OF_EVENTS)

@@ -42,6 +42,7 @@ class Load:
         self.arrivals: deque[float] = deque()  # open loop: requests due that found no free connection
         self.next_arrival = time.monotonic() if self.rate else float("inf")
         self.arrival_rng = random.Random(f"{order.load.seed}/arrivals")
+        self.gather_s = 0.0
         self.stopping = False
 
     def run(self) -> None:
@@ -79,6 +80,7 @@ class Load:
                     work.ready(slot, mask, now)
             if now >= next_tick:
                 work.look(now)
+                self.gather_s = work.pacing.gather_s(self.load.concurrency)
                 work.resume(now)
                 work.source.refill(REFILL_S)
                 if now >= next_timers:
@@ -102,7 +104,7 @@ class Load:
         if short:
             source.refill()
         elif events:
-            time.sleep(max(0.0, min(self.exchanges.pacing.gather_s(self.load.concurrency), until - time.monotonic())))
+            time.sleep(self.gather_s if self.rate is None else max(0.0, min(self.gather_s, until - time.monotonic())))
         else:
             return events
         again: list[tuple[int, int]] = poll(0.0)

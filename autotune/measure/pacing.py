@@ -21,7 +21,7 @@ LONGEST_S = 0.45  # that a stream isn't read: longer ones are looked at by the n
 SHARE, LESS_TOKENS = 0.97, 0.5  # wait for the bytes of this share of the tokens that are left, and some less
 RELAX = 0.005  # weight of a token that took more bytes in the fewest that a token took
 FULL_BYTES = 32768  # more is never waited for, to keep the server's socket from filling
-UNSURE = 0.5  # of the bytes a token, where only the stream itself tells of them
+UNSURE = 0.15  # of the bytes a token, where only the stream itself tells of them: others may bring many tokens
 GATHER_S = (0.0005, 0.003)  # after a wait that brought little, so that one step of the server is read together:
 MANY = 16  # ... the second time from this concurrency on, where steps take longer
 GATHER_SHARE = 0.15  # ... but no more than this of the time from step to step
@@ -48,7 +48,7 @@ class Pacing:
     def wait_bytes(self, slot: Slot) -> int:
         """How many bytes this stream may gather before it is read next; 1: as soon as any arrive."""
         counts = slot.stream.counts
-        if slot.watched or slot.reply is None or not slot.stream.counting or not counts:
+        if slot.watched or slot.reply is None or not slot.stream.counting or not (counts and counts[-1]):
             return 1
         return self.rest_bytes(slot.reply.wanted_tokens - counts[-1], slot.size / counts[-1])
 
@@ -66,7 +66,7 @@ class Pacing:
 
     def saw_parts(self, parts: Sequence[bytes], counts: Sequence[int], times: Sequence[float]) -> None:
         """Learn from a stream that is read at once: `counts` and `times` before its `parts`, and of each of them."""
-        if len(counts) != len(parts) + 1:
+        if not parts or len(counts) != len(parts) + 1:
             return  # some brought no token
         gap_s = (times[-1] - times[0]) / len(parts)
         self.gap_s += (MEMORY if self.gap_s else 1.0) * (gap_s - self.gap_s)

@@ -86,15 +86,7 @@ class TokenStream:
         if not part.endswith(CHUNK_OF_EVENTS):
             return False
         if self._count:
-            if part.count(_KEY) != part.count(b"\n\n"):
-                return False  # an event without a count of its own: an error, the end
-            found = _COUNT(part, part.rfind(_KEY))
-            if found is None or (count := int(found[1])) <= self._count:
-                return False
-            self._count, self._tail, self._value = count, part, None
-            self.times.append(now)
-            self.counts.append(count)
-            return True
+            return self._take_counted(part, now)
         if _KEY in part or b"\n:" in part or b'"error"' in part or b"[DONE]" in part:
             return False
         events = part.count(b"\n\n")
@@ -104,6 +96,26 @@ class TokenStream:
             self.times.append(now)
             self.counts.append(0)
         return True
+
+    def _take_counted(self, part: bytes, now: float) -> bool:
+        """The same where each event says how many tokens there are."""
+        if part.count(_KEY) != part.count(b"\ndata:"):
+            return False  # an event without a count of its own: an error, the end
+        found = _COUNT(part, part.rfind(_KEY))
+        if found is None or (count := int(found[1])) <= self._count:
+            return False
+        self._count, self._tail, self._value = count, part, None
+        self.times.append(now)
+        self.counts.append(count)
+        return True
+
+    def begin(self, framing: Framing, data: bytes, now: float) -> int:
+        """Take the beginning of an answer if it is one as it should be: how many bytes of it were taken."""
+        if framing.status is not None or not begins_counting(data) or b'error"' in data:
+            return 0
+        body = data.index(b"\r\n\r\n") + 4
+        framing.feed(data[:body])
+        return len(data) if framing.between_chunks and self._take_counted(data[body - 2:], now) else body
 
     def _take_events(self, parts: Sequence[bytes], stamps: Sequence[float]) -> bool:
         """The same of parts that are one event each and say how many tokens there are."""
