@@ -59,7 +59,7 @@ class Exchanges:
 
         Returns when the last of it arrived, `now` when nothing could be read.
         """
-        slot.read_at = now
+        slot.look_at = now + LONGEST_S
         try:
             data, arrived = slot.receive()
         except OSError as error:
@@ -78,11 +78,10 @@ class Exchanges:
 
         Many together cost half of what one by one do, each after a wait in which other processes had the caches.
         """
-        late = now - LONGEST_S
         for slot in self.slots:
             if slot.parts:
                 self.digest(slot, now)
-            elif slot.wait > 1 and slot.read_at < late and slot.state == READING:
+            elif slot.wait > 1 and slot.look_at <= now and slot.state == READING:
                 reply = slot.reply
                 if now - self.read(slot, now) > UNSEEN_S and slot.reply is not reply:
                     self.pacing.saw_late_end()
@@ -117,6 +116,7 @@ class Exchanges:
                             "the server closed the connection")
             elif not slot.watched and slot.reply is reply:
                 slot.wait_for(self.pacing.wait_bytes(slot))
+                slot.look_at = self.pacing.look_at(slot, now)
         except (http.BadAnswer, sse.BadStream) as error:
             self.broken(slot, now, "malformed", str(error))
 
@@ -230,7 +230,7 @@ class Exchanges:
     def _send(self, slot: Slot, now: float, stream: sse.TokenStream, new: Reply) -> None:
         slot.reply, slot.framing, slot.stream = new, http.Framing(), stream
         slot.out, slot.parts, slot.stamps = slot.request, [], []
-        slot.size, slot.read_at = 0, now
+        slot.size, slot.look_at = 0, now + LONGEST_S
         if slot.sock is None:
             self._connect(slot, now)
         else:

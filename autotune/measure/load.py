@@ -71,10 +71,7 @@ class Load:
                         continue
                     slot.parts.append(data)
                     slot.stamps.append(arrived)
-                    if slot.wait > 1:
-                        slot.read_at = now
-                        digest(slot, now)
-                    elif len(data) < SHORT or data.endswith(b"\r\n\r\n"):
+                    if slot.wait > 1 or len(data) < SHORT or data.endswith(b"\r\n\r\n"):
                         digest(slot, now)
                 else:
                     work.ready(slot, mask, now)

@@ -17,7 +17,8 @@ from autotune.measure.slot import Slot
 GAPS_PER_S = 100.0  # between arrivals of the streams that are watched, together
 FEWEST_WATCHED, MOST_WATCHED, WATCHED_FIRST = 2, 8, 4  # streams that are watched; the last before gaps are known
 MEMORY = 0.1  # weight of what came last in the mean gap
-LONGEST_S = 0.45  # that a stream isn't read: longer ones are looked at by the next tick
+LONGEST_S = 0.45  # that a stream isn't read: those that weren't are looked at by the next tick
+SOON_S, LATE_S = 0.3, 0.2  # but for an answer that ends so soon after that; it is looked at so long after its end
 SHARE, LESS_TOKENS = 0.97, 0.5  # wait for the bytes of this share of the tokens that are left, and some less
 RELAX = 0.005  # weight of a token that took more bytes in the fewest that a token took
 FULL_BYTES = 32768  # more is never waited for, to keep the server's socket from filling
@@ -58,6 +59,15 @@ class Pacing:
             return 1
         least = self.token_bytes if each is None else min(self.token_bytes or UNSURE * each, each)
         return max(1, min(int(least * (SHARE * tokens - LESS_TOKENS)), FULL_BYTES))
+
+    def look_at(self, slot: Slot, now: float) -> float:
+        """When to read a stream that was just read, at the latest."""
+        counts, reply = slot.stream.counts, slot.reply
+        if self.gap_s and counts and counts[-1] and reply is not None:
+            ends_s = (reply.wanted_tokens - counts[-1]) * self.gap_s
+            if ends_s < LONGEST_S + SOON_S:
+                return now + ends_s + LATE_S
+        return now + LONGEST_S
 
     def gather_s(self, concurrency: int) -> float:
         """How long to wait after little came, for more of the same step of the server."""

@@ -16,9 +16,10 @@ class Slot:
     """State that `exchanges.Exchanges` moves. `interest` is what the poller watches for on `fd`; `parts` is what was
     read and not yet digested, at the times `stamps`; `plain` says that more of a running stream comes next. A `watched`
     slot is always read at once; others when the kernel has `wait` bytes. `size` is the payload so far in bytes,
-    `read_at` when it was read last (CLOCK_MONOTONIC seconds)."""
+    it is read at `look_at` at the latest (CLOCK_MONOTONIC
+    seconds)."""
 
-    __slots__ = ("fd", "framing", "interest", "number", "out", "parts", "plain", "read_at", "receive", "reply",
+    __slots__ = ("fd", "framing", "interest", "look_at", "number", "out", "parts", "plain", "receive", "reply",
                  "request", "size", "sock", "stamps", "state", "stream", "used", "wait", "watched")
 
     def __init__(self, number: int, watched: bool = True) -> None:
@@ -26,7 +27,7 @@ class Slot:
         self.watched = watched
         self.wait = 1
         self.size = 0
-        self.read_at = 0.0
+        self.look_at = 0.0
         self.sock: socket.socket | None = None
         self.fd = -1
         self.interest = select.POLLIN
