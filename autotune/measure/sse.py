@@ -115,7 +115,11 @@ class TokenStream:
             return 0
         body = data.index(b"\r\n\r\n") + 4
         framing.feed(data[:body])
-        return len(data) if framing.between_chunks and self._take_counted(data[body - 2:], now) else body
+        first = data.index(CHUNK_OF_EVENTS, body) + len(CHUNK_OF_EVENTS)  # an arrival of its own: TPOT counts from it
+        if data.count(b"\ndata:", body - 2, first) != 1 or not framing.between_chunks \
+                or not self._take_counted(data[body - 2:first], now):
+            return body
+        return len(data) if first == len(data) or self._take_counted(data[first - 2:], now) else first
 
     def _take_events(self, parts: Sequence[bytes], stamps: Sequence[float]) -> bool:
         """The same of parts that are one event each and say how many tokens there are."""

@@ -145,3 +145,14 @@ def test_an_event_that_is_cut_off_among_whole_ones_is_noticed() -> None:
     with pytest.raises(BadStream):
         stream.take(framing, parts, [1.0, 2.0, 3.0])
     assert len(stream.times) == 2
+
+
+def test_a_beginning_with_several_events_has_the_first_as_an_arrival_of_its_own() -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    events = [b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": %d}}\n\n' % n for n in (1, 2, 4)]
+    data = head + b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
+    stream, framing = TokenStream(), Framing()
+    assert stream.begin(framing, data, 3.0) == len(data) and framing.between_chunks
+    assert list(stream.counts) == [1, 4] and list(stream.times) == [3.0, 3.0]
+    for other in (data.replace(b'"choices"', b'"error"'), data[:-1], data.replace(b"200 OK", b"404 No")):
+        assert TokenStream().begin(Framing(), other, 3.0) == 0
