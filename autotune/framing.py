@@ -6,6 +6,7 @@ it with clients on httpx and aiohttp. Framing follows RFC 9112 sections 6 and 7.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 
@@ -98,6 +99,10 @@ class Framing:
         self.done = self._left == 0
         return data
 
+    def end(self) -> None:
+        """The caller saw the last chunk."""
+        self.done = True
+
     def eof(self) -> bool:
         """The peer closed: whether that ends the answer as it should."""
         self.reusable = False
@@ -106,34 +111,12 @@ class Framing:
         return self.done
 
     def _head(self, head: bytes) -> None:
-        lines = head.decode("latin-1").split("\r\n")
-        parts = lines[0].split(" ", 2)
-        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or len(parts[1]) != 3 or not parts[1].isdecimal():
-            raise BadAnswer(f"not an HTTP answer: {lines[0][:80]!r}")
-        status = int(parts[1])
-        if 100 <= status < 200:
+        found = _parsed(head)
+        if found is None:
             return
-        headers = {}
-        for line in lines[1:]:
-            name, colon, value = line.partition(":")
-            if not colon:
-                raise BadAnswer(f"not a header: {line[:80]!r}")
-            headers[name.strip().lower()] = value.strip().lower()
-        self.status = status
-        self._chunked = "chunked" in headers.get("transfer-encoding", "")
-        keep = headers.get("connection", "keep-alive" if parts[0] != "HTTP/1.0" else "close")
-        self.reusable = "close" not in keep
-        if self._chunked:
-            self._left = 0
-        elif status in (204, 304):
-            self.done = True
-        elif "content-length" in headers:
-            if not LENGTH.fullmatch(headers["content-length"]):
-                raise BadAnswer(f"Content-Length {headers['content-length'][:40]!r}")
-            self._left = int(headers["content-length"])
-            self.done = self._left == 0
-        else:
-            self.reusable = False
+        self.status, self._chunked, left, self.reusable = found
+        self._left = 0 if self._chunked else left
+        self.done = left == 0 and not self._chunked
 
     def _chunks(self, data: bytes) -> bytes:
         payload = []
@@ -179,3 +162,34 @@ class Framing:
             if self._left == 0:
                 self._trailer = True
         return b"".join(payload)
+
+
+@functools.lru_cache(maxsize=16)  # the answers of a second have the same head
+def _parsed(head: bytes) -> tuple[int, bool, int | None, bool] | None:
+    """(status, whether chunked, bytes of the body, whether the connection can be used again); None of an interim head.
+
+    The bytes are None where the body ends with the connection. Raises BadAnswer.
+    """
+    lines = head.decode("latin-1").split("\r\n")
+    parts = lines[0].split(" ", 2)
+    if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or len(parts[1]) != 3 or not parts[1].isdecimal():
+        raise BadAnswer(f"not an HTTP answer: {lines[0][:80]!r}")
+    status = int(parts[1])
+    if 100 <= status < 200:
+        return None
+    headers = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise BadAnswer(f"not a header: {line[:80]!r}")
+        headers[name.strip().lower()] = value.strip().lower()
+    chunked = "chunked" in headers.get("transfer-encoding", "")
+    keep = headers.get("connection", "keep-alive" if parts[0] != "HTTP/1.0" else "close")
+    left = None
+    if status in (204, 304):
+        left = 0
+    elif "content-length" in headers and not chunked:
+        if not LENGTH.fullmatch(headers["content-length"]):
+            raise BadAnswer(f"Content-Length {headers['content-length'][:40]!r}")
+        left = int(headers["content-length"])
+    return status, chunked, left, "close" not in keep and (chunked or left is not None)

@@ -21,6 +21,7 @@ from autotune.measure.spec import LoadOrder
 from autotune.records import AutotuneError
 
 STOP_S = 60.0
+DRAIN_S = 2.0  # between two readings of counters, long before they fill the pipe
 
 
 class ClientDied(AutotuneError):
@@ -74,6 +75,8 @@ class LoadClient:
                                          env={**os.environ, "PYTHONPATH": path})
         assert self._process.stdin is not None and self._process.stdout is not None
         self._out = self._process.stdout.fileno()
+        self._gone = select.poll()
+        self._gone.register(self._out, 0)  # of its end only, so that no counter wakes this process
         try:
             self._process.stdin.write(self.order.to_json().encode() + b"\n")
             self._process.stdin.flush()
@@ -97,8 +100,8 @@ class LoadClient:
         end = time.monotonic() + seconds
         while True:
             left = end - time.monotonic()
-            readable, _, _ = select.select([self._out], [], [], max(0.0, left))
-            if readable:
+            self._gone.poll(1000 * max(0.0, min(left, DRAIN_S)))
+            while select.select([self._out], [], [], 0.0)[0]:
                 self._take()
             if left <= 0:
                 return self.ticks[-1] if self.ticks else None

@@ -1,83 +1,99 @@
-"""Which streams are read as soon as bytes arrive, and when the others are read next.
+"""Which streams are read as soon as bytes arrive, and how many bytes the others may gather before they are read.
 
 Reading a stream whenever it brings a token costs a system call and some Python per token, most of what a load client
 does. Where the server counts tokens itself and the length of every answer is known beforehand, only some streams need
-that (`WATCHED` of them, for the inter-token latencies); the others are left alone between their first token and
-shortly before their last, but for a look now and then. First token, last token and number of tokens stay exact.
+that, for the inter-token latencies: as many as bring about `GAPS_PER_S`. The kernel reports the others when their first
+token is there, and then when about as many bytes are there as the rest of the answer must have; besides there is a look
+now and then. First token, last token and number of tokens stay exact.
 """
 
 from __future__ import annotations
 
-import heapq
+import math
+from collections.abc import Sequence
 
 from autotune.measure.slot import Slot
-from autotune.measure.sse import TokenStream
 
-WATCHED = 4  # streams always read at once
-LONGEST_S = 0.5  # between two looks
-SHORTEST_S = 0.03  # a pause shorter than this isn't worth it
-GRID_S = 0.05  # looks are made together, since most of a look's cost is waking up for it
-LATE_S = 0.02  # that a look waits for a stream that is watched to wake the client
-SHARE = 0.7  # of the time that the rest of the answer should take, at the stream's own mean rate
-TOKENS_BEFORE = 2  # before the rate of a stream is believed; until then it is that of answers that ended
-MEMORY = 0.2  # weight of the answer that ended last in the rate of those that ended
-FULL_BYTES = 32768  # a look that finds so much came too late to keep the server's socket from filling
-UNSEEN = (8, 0.02)  # answers that ended between two looks: more than this many, and this share, end all pauses
+GAPS_PER_S = 100.0  # between arrivals of the streams that are watched, together
+FEWEST_WATCHED, MOST_WATCHED, WATCHED_FIRST = 2, 8, 4  # streams that are watched; the last before gaps are known
+MEMORY = 0.1  # weight of what came last in the mean gap
+LONGEST_S = 0.45  # that a stream isn't read: those that weren't are looked at by the next tick
+SOON_S, LATE_S = 0.3, 0.2  # but for an answer that ends so soon after that; it is looked at so long after its end
+SHARE, LESS_TOKENS = 0.97, 0.5  # wait for the bytes of this share of the tokens that are left, and some less
+RELAX = 0.005  # weight of a token that took more bytes in the fewest that a token took
+FULL_BYTES = 32768  # more is never waited for, to keep the server's socket from filling
+UNSURE = 0.15  # of the bytes a token, where only the stream itself tells of them: others may bring many tokens
+GATHER_S = (0.0005, 0.003)  # after a wait that brought little, so that one step of the server is read together:
+MANY = 16  # ... the second time from this concurrency on, where steps take longer
+GATHER_SHARE = 0.15  # ... but no more than this of the time from step to step
+UNSEEN = (8, 0.02)  # answers whose end nothing told of: more than this many, and this share, end all waiting
+UNSEEN_S = 0.05  # since an end arrived that the kernel should have told of
 
 
 class Pacing:
-    """Pauses of a load's streams; none any more (`enabled`) when answers end in them, which costs the load requests."""
+    """What streams of a load wait for; for nothing any more (not `enabled`) when answers end in it unseen, which costs
+    the load requests."""
 
-    def __init__(self) -> None:
-        self.enabled = True
+    def __init__(self, enabled: bool = True) -> None:
+        self.enabled = enabled
         self.ended = self.unseen = 0
-        self.pace_s = 0.0  # a token, in answers that ended; 0 before any
-        self._looks: list[tuple[float, int, Slot]] = []
-        self._number = 0
+        self.head_bytes = 0  # of an answer whose head came alone
+        self.token_bytes = 0.0  # the fewest that one token took of late; 0: none seen
+        self.gap_s = 0.0  # between arrivals of a watched stream, mean of late; 0: none seen
+        self.watch = WATCHED_FIRST
 
-    def pause_s(self, slot: Slot, now: float) -> float:
-        """How long this stream can be left alone; 0: not at all."""
-        counts, times = slot.stream.counts, slot.stream.times
-        if not self.enabled or slot.watched or slot.reply is None or not slot.stream.counting or not counts:
-            return 0.0
-        come, passed = counts[-1] - counts[0], times[-1] - times[0]
-        pace_s = passed / come if come >= TOKENS_BEFORE else self.pace_s
-        pause = min(LONGEST_S, times[-1] + SHARE * (slot.reply.wanted_tokens - counts[-1]) * pace_s - now)
-        return pause if pause >= SHORTEST_S else 0.0
+    def before_first(self) -> int:
+        """How many bytes an answer that begins may gather before it is read: its head is of no interest alone."""
+        return self.head_bytes + 1 if self.enabled else 1
 
-    def rest(self, slot: Slot, now: float, until: float) -> None:
-        """Look at this stream again at `until`, or a bit earlier."""
-        together = until - until % GRID_S
-        if together - now >= SHORTEST_S:
-            until = together
-        slot.resting = True
-        self._number += 1
-        slot.look = self._number
-        heapq.heappush(self._looks, (until, self._number, slot))
+    def wait_bytes(self, slot: Slot) -> int:
+        """How many bytes this stream may gather before it is read next; 1: as soon as any arrive."""
+        counts = slot.stream.counts
+        if slot.watched or slot.reply is None or not slot.stream.counting or not (counts and counts[-1]):
+            return 1
+        return self.rest_bytes(slot.reply.wanted_tokens - counts[-1], slot.size / counts[-1])
 
-    def due(self, now: float) -> Slot | None:
-        """A resting stream whose time has come, taken off the list; None when there is none."""
-        while self._looks and self._looks[0][0] <= now:
-            _, number, slot = heapq.heappop(self._looks)
-            if slot.resting and slot.look == number:
-                return slot
-        return None
+    def rest_bytes(self, tokens: int, each: float | None = None) -> int:
+        """The same for an answer of which so many tokens are left; `each` took so many bytes so far, if known."""
+        if not self.enabled:
+            return 1
+        least = self.token_bytes if each is None else min(self.token_bytes or UNSURE * each, each)
+        return max(1, min(int(least * (SHARE * tokens - LESS_TOKENS)), FULL_BYTES))
 
-    @property
-    def next_look(self) -> float:
-        """When the next one has to be made; infinite without any."""
-        return self._looks[0][0] + LATE_S if self._looks else float("inf")
+    def look_at(self, slot: Slot, now: float) -> float:
+        """When to read a stream that was just read, at the latest."""
+        counts, reply = slot.stream.counts, slot.reply
+        if self.gap_s and counts and counts[-1] and reply is not None:
+            ends_s = (reply.wanted_tokens - counts[-1]) * self.gap_s
+            if ends_s < LONGEST_S + SOON_S:
+                return now + ends_s + LATE_S
+        return now + LONGEST_S
 
-    def saw_end(self, stream: TokenStream) -> None:
-        """An answer ended; what is known of its rate helps with those that begin."""
-        self.ended += 1
-        counts, times = stream.counts, stream.times
-        if counts and (come := counts[-1] - counts[0]) > 0:
-            pace_s = (times[-1] - times[0]) / come
-            self.pace_s += (MEMORY if self.pace_s else 1.0) * (pace_s - self.pace_s)
+    def gather_s(self, concurrency: int) -> float:
+        """How long to wait after little came, for more of the same step of the server."""
+        most = GATHER_S[concurrency >= MANY]
+        return min(most, GATHER_SHARE * self.gap_s) if self.gap_s else most
 
-    def missed_end(self) -> None:
-        """It had ended before it was looked at."""
+    def saw_parts(self, parts: Sequence[bytes], counts: Sequence[int], times: Sequence[float]) -> None:
+        """Learn from a stream that is read at once: `counts` and `times` before its `parts`, and of each of them."""
+        if not parts or len(counts) != len(parts) + 1:
+            return  # some brought no token
+        gap_s = (times[-1] - times[0]) / len(parts)
+        self.gap_s += (MEMORY if self.gap_s else 1.0) * (gap_s - self.gap_s)
+        self.watch = min(max(FEWEST_WATCHED, math.ceil(GAPS_PER_S * self.gap_s)), MOST_WATCHED)
+        before = counts[0]
+        for part, count in zip(parts, counts[1:], strict=True):
+            if count <= before:
+                return
+            each = len(part) / (count - before)
+            if not each >= self.token_bytes > 0:
+                self.token_bytes = each
+            else:
+                self.token_bytes += RELAX * (each - self.token_bytes)
+            before = count
+
+    def saw_late_end(self) -> None:
+        """An answer had ended, and nothing had told of it, before it was looked at."""
         self.unseen += 1
         if self.unseen > max(UNSEEN[0], UNSEEN[1] * self.ended):
             self.enabled = False

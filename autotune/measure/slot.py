@@ -14,17 +14,21 @@ CONNECTING, READING, IDLE = range(3)
 
 
 class Slot:
-    """State that `load.Load` moves. `interest` is what the poller watches for on `fd`; `parts` is what was read and
-    not yet digested, at the times `stamps`; `plain` says that more of a running stream comes next. A `watched` slot is
-    always read at once; a `resting` one is not polled until its look number `look` is due."""
+    """State that `exchanges.Exchanges` moves. `interest` is what the poller watches for on `fd`; `parts` is what was
+    read and not yet digested, at the times `stamps`; `plain` says that more of a running stream comes next. A `watched`
+    slot is always read at once; others when the kernel has `wait` bytes. `size` is the payload so far in bytes,
+    it is read at `look_at` at the latest (CLOCK_MONOTONIC
+    seconds)."""
 
-    __slots__ = ("fd", "framing", "interest", "look", "out", "parts", "plain", "receive", "reply", "request", "resting",
-                 "sock", "stamps", "state", "stream", "used", "watched")
+    __slots__ = ("fd", "framing", "interest", "look_at", "number", "out", "parts", "plain", "receive", "reply",
+                 "request", "size", "sock", "stamps", "state", "stream", "used", "wait", "watched")
 
-    def __init__(self, watched: bool = True) -> None:
+    def __init__(self, number: int, watched: bool = True) -> None:
+        self.number = number
         self.watched = watched
-        self.resting = False
-        self.look = 0
+        self.wait = 1
+        self.size = 0
+        self.look_at = 0.0
         self.sock: socket.socket | None = None
         self.fd = -1
         self.interest = select.POLLIN
@@ -40,11 +44,17 @@ class Slot:
         self.framing = Framing()
         self.stream = sse.TokenStream()
 
+    def wait_for(self, size: int) -> None:
+        """Have the kernel report this connection when `size` bytes are there, or its end."""
+        if size != self.wait and self.sock is not None:
+            self.wait = size
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
     def close(self) -> None:
         """Close the socket; the slot can be connected again."""
         if self.sock is not None:
             self.sock.close()
-        self.sock, self.fd, self.receive = None, -1, _no_socket
+        self.sock, self.fd, self.receive, self.wait = None, -1, _no_socket, 1
 
 
 def _no_socket() -> tuple[bytes, float]:

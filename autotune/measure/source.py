@@ -10,7 +10,7 @@ from autotune.measure import body
 from autotune.measure.prompts import PromptSet, share
 from autotune.measure.spec import LoadOrder
 
-AHEAD = 64
+AHEAD = (64, 128)  # requests made ahead: at the least, and as many as there are time for
 BATCH_S = 0.00025  # several are made at once, so long, for much less than one by one with cold caches
 
 Request = tuple[int, int, bytes]
@@ -35,15 +35,13 @@ class RequestSource:
     @property
     def short(self) -> bool:
         """Whether fewer than 64 requests are ready."""
-        return len(self._ready) < AHEAD
+        return len(self._ready) < AHEAD[0]
 
-    def refill(self) -> None:
-        """Make a few requests ahead: for moments with nothing else to do."""
-        end = time.monotonic() + BATCH_S
-        while True:
+    def refill(self, seconds: float = BATCH_S) -> None:
+        """Make requests ahead for so long, unless enough are: for moments with nothing else to do."""
+        end = time.monotonic() + seconds
+        while len(self._ready) < AHEAD[1] and time.monotonic() < end:
             self._ready.append(self._build())
-            if time.monotonic() > end:
-                break
 
     def next(self) -> Request:
         return self._ready.popleft() if self._ready else self._build()

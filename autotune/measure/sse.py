@@ -14,10 +14,14 @@ from typing import Any
 from autotune import answers
 from autotune.framing import BadAnswer, Framing
 
+LAST_CHUNKS = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+"""How nearly every answer of an OpenAI-compatible server ends."""
 CHUNK_OF_EVENTS = b"\n\n\r\n"
 """How a chunk ends that is whole events."""
 _KEY = b'"completion_tokens"'
-_COUNT = re.compile(rb'"completion_tokens":\s*(\d{1,12})(?!\d)').match
+_COUNTS = re.compile(rb'"completion_tokens":\s*(\d{1,12})(?!\d)')
+_COUNT = _COUNTS.match
+_BEGUN = re.compile(rb'HTTP/1\.1 200 .*"completion_tokens":\s*[1-9]', re.DOTALL).match
 EVENT_LIMIT = 8 << 20
 """Bytes of one event."""
 OVERSHOOT = 64
@@ -58,10 +62,16 @@ class TokenStream:
         Nearly every part is whole chunks of whole events like those before: only its last token count is looked for.
         """
         alike = bool(self.times) and not self._rest and framing.between_chunks
+        if alike and self._count and len(parts) > 1 and self._take_events(parts[:-1], stamps[:-1]):
+            parts, stamps = parts[-1:], stamps[-1:]  # which may be the end
         for part, now in zip(parts, stamps, strict=True):
             if alike:
                 if self._take_alike(part, now):
                     continue
+                if part.endswith(LAST_CHUNKS) and self._take_alike(part[:-len(LAST_CHUNKS)], now):
+                    self.finished = True
+                    framing.end()
+                    return
                 cut = _end_of_alike(part)
                 if cut and self._take_alike(part[:cut], now):
                     part = part[cut:]
@@ -78,15 +88,7 @@ class TokenStream:
         if not part.endswith(CHUNK_OF_EVENTS):
             return False
         if self._count:
-            if part.count(_KEY) != part.count(b"\n\n"):
-                return False  # an event without a count of its own: an error, the end
-            found = _COUNT(part, part.rfind(_KEY))
-            if found is None or not self._count < (count := int(found[1])) <= self._most:
-                return False
-            self._count, self._tail, self._value = count, part, None
-            self.times.append(now)
-            self.counts.append(count)
-            return True
+            return self._take_counted(part, now)
         if _KEY in part or b"\n:" in part or b'"error"' in part or b"[DONE]" in part:
             return False
         events = part.count(b"\n\n")
@@ -95,6 +97,46 @@ class TokenStream:
         for _ in range(events):
             self.times.append(now)
             self.counts.append(0)
+        return True
+
+    def _take_counted(self, part: bytes, now: float) -> bool:
+        """The same where each event says how many tokens there are."""
+        if part.count(_KEY) != part.count(b"\ndata:"):
+            return False  # an event without a count of its own: an error, the end
+        found = _COUNT(part, part.rfind(_KEY))
+        if found is None or not self._count < (count := int(found[1])) <= self._most:
+            return False
+        self._count, self._tail, self._value = count, part, None
+        self.times.append(now)
+        self.counts.append(count)
+        return True
+
+    def begin(self, framing: Framing, data: bytes, now: float) -> int:
+        """Take the beginning of an answer if it is one as it should be: how many bytes of it were taken."""
+        if framing.status is not None or not begins_counting(data) or b'error"' in data:
+            return 0
+        body = data.index(b"\r\n\r\n") + 4
+        framing.feed(data[:body])
+        first = data.index(CHUNK_OF_EVENTS, body) + len(CHUNK_OF_EVENTS)  # an arrival of its own: TPOT counts from it
+        if data.count(b"\ndata:", body - 2, first) != 1 or not framing.between_chunks \
+                or not self._take_counted(data[body - 2:first], now):
+            return body
+        return len(data) if first == len(data) or self._take_counted(data[first - 2:], now) else first
+
+    def _take_events(self, parts: Sequence[bytes], stamps: Sequence[float]) -> bool:
+        """The same of parts that are one event each and say how many tokens there are."""
+        data = b"".join(parts)
+        counts = [int(count) for count in _COUNTS.findall(data)]
+        if not len(parts) == len(counts) == data.count(b"\n\n") == data.count(CHUNK_OF_EVENTS):
+            return False
+        if counts[-1] > self._most or not all(
+                before < count for before, count in zip([self._count, *counts], counts, strict=False)):
+            return False
+        if not all(part.endswith(CHUNK_OF_EVENTS) for part in parts):
+            return False
+        self._count, self._tail, self._value = counts[-1], parts[-1], None
+        self.times.extend(stamps)
+        self.counts.extend(counts)
         return True
 
     def feed(self, payload: bytes, now: float) -> None:
@@ -172,6 +214,11 @@ class TokenStream:
         if told is not None and told > self._most + OVERSHOOT:
             raise BadAnswer(f"the server counts {told} tokens where {self._most} were asked for")
         return told if told is None else min(told, self._most)
+
+
+def begins_counting(data: bytes) -> bool:
+    """Whether this is the beginning of a good answer, in whole chunks of whole events, with a count of its tokens."""
+    return data.endswith(CHUNK_OF_EVENTS) and _BEGUN(data) is not None
 
 
 def _end_of_alike(part: bytes) -> int:

@@ -65,6 +65,18 @@ def receiver(sock: socket.socket) -> Receive:
     return receive
 
 
+def can_wait_for_bytes() -> bool:
+    """Whether the poller can be told to report a connection only when so many bytes are there (Linux: SO_RCVLOWAT)."""
+    if not sys.platform.startswith("linux"):
+        return False
+    with socket.socket() as sock:
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 2)
+            return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 2
+        except OSError:
+            return False
+
+
 def raise_file_limit(wanted: int) -> None:
     """Allow this process `wanted` open files, as far as the hard limit lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Streams that are not read as they arrive: what stays exact, and what ends their pauses."""
+"""Streams that are not read as they arrive: what stays exact, and what ends their waiting."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 
 from autotune.measure import latency
 from autotune.measure.limits import Limits
-from autotune.measure.pacing import LONGEST_S, WATCHED, Pacing
+from autotune.measure.pacing import FEWEST_WATCHED, FULL_BYTES, MOST_WATCHED, Pacing
 from autotune.measure.reply import Reply
 from autotune.measure.slot import Slot
 from tests.fakes.stub import Stub
-from tests.measure.harness import measure_stub, run_load
+from tests.measure.harness import measure_stub, run_load, target_of
 from tests.measure.test_load import FAULTS, kinds
 
-MANY = WATCHED + 12
+MANY = MOST_WATCHED + 12
 
 
-def paused(replies: list[Reply]) -> list[Reply]:
+def waited(replies: list[Reply]) -> list[Reply]:
     """Those that were looked at less often than tokens came."""
     return [r for r in replies if r.ok and len(r.times) < r.tokens * 0.7]
 
@@ -31,10 +31,10 @@ def test_beyond_the_watched_streams_a_look_now_and_then_finds_every_token(tmp_pa
     ok = [r for r in replies if r.ok]
     assert set(kinds(replies)) <= {"ok", "open"} and all(r.tokens == r.wanted_tokens for r in ok)
     assert {t.in_flight for t in ticks} == {MANY}
-    assert paused(replies) and not any(r.watched for r in paused(replies))
+    assert waited(replies) and not any(r.watched for r in waited(replies))
     assert not Counter(r.tokens for r in ok) - Counter(t["tokens"] for t in stub.truth)
     whole = [(t["received"], t["sent"][0], t["sent"][-1]) for t in stub.truth if t["tokens"] == t["wanted"]]
-    for r in paused(replies):  # first and last arrival are those of the server, not those of a look
+    for r in waited(replies):  # first and last arrival are those of the server, not those of a look
         received, first, last = min(whole, key=lambda t: abs(t[0] - r.sent) + abs(t[2] - r.times[-1]))
         assert abs(r.times[0] - first) < 0.15 and abs(r.times[-1] - last) < 0.15 and received >= r.sent - 0.001
 
@@ -58,7 +58,7 @@ def test_a_limit_on_inter_token_latency_has_every_stream_watched(tmp_path: pathl
     assert some < 0.85 * every
 
 
-def test_failures_of_streams_in_a_pause_are_counted_by_their_kind(tmp_path: pathlib.Path) -> None:
+def test_failures_of_streams_that_wait_are_counted_by_their_kind(tmp_path: pathlib.Path) -> None:
     faults = ["error_event:5", "cut:6", "malformed:7", "stall:9"]
     arguments = [word for fault in faults for word in ("--fault", fault)]
     with Stub(tmp_path, "--ttft-ms", "2", "--itl-ms", "15", *arguments) as stub:
@@ -69,46 +69,100 @@ def test_failures_of_streams_in_a_pause_are_counted_by_their_kind(tmp_path: path
     assert not ended - made and ticks[-1].errors == sum(n for kind, n in ended.items() if kind != "ok")
 
 
-@pytest.mark.parametrize("change", [{"ignore_eos": False}, {"concurrency": WATCHED}])
-def test_no_stream_is_left_alone_when_its_end_is_unknown_or_all_are_watched(
+@pytest.mark.parametrize("change", [{"ignore_eos": False}, {"concurrency": FEWEST_WATCHED}])
+def test_no_stream_waits_when_its_end_is_unknown_or_all_are_watched(
         tmp_path: pathlib.Path, change: dict[str, Any]) -> None:
     with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "20") as stub:
-        replies, _ = run_load(stub, WATCHED, **{"concurrency": MANY, "output_tokens": 60, **change})
+        replies, _ = run_load(stub, FEWEST_WATCHED, **{"concurrency": MANY, "output_tokens": 60, **change})
     assert all(r.watched for r in replies)
 
 
-def test_answers_that_end_in_pauses_end_all_pauses() -> None:
-    pacing, slot = Pacing(), Slot(watched=False)
-    slot.reply = Reply(0, 100, 0.0, 0.0)
-    slot.stream.feed(b'data: {"usage": {"completion_tokens": 1}, "choices": [{"text": "a"}]}\n\n', 1.0)
-    slot.stream.feed(b'data: {"usage": {"completion_tokens": 9}, "choices": [{"text": "b"}]}\n\n', 1.08)
-    assert pacing.pause_s(slot, 1.08) == pytest.approx(LONGEST_S)
+def running(count: int, size: int, wanted: int = 100) -> Slot:
+    """A stream that has brought `count` tokens in `size` bytes of payload."""
+    slot = Slot(9, watched=False)
+    slot.reply, slot.size = Reply(0, wanted, 0.0, 0.0), size
+    slot.stream.feed(b'data: {"usage": {"completion_tokens": %d}, "choices": [{"text": "a"}]}\n\n' % count, 1.0)
+    return slot
+
+
+def seen(pacing: Pacing, *events: tuple[int, int]) -> None:
+    """A watched stream brings events of (bytes, tokens), 10 ms apart."""
+    counts = [1]
+    for _, tokens in events:
+        counts.append(counts[-1] + tokens)
+    pacing.saw_parts([b"x" * size for size, _ in events], counts, [i / 100 for i in range(len(counts))])
+
+
+def test_a_stream_waits_for_nearly_all_bytes_that_its_answer_still_must_have() -> None:
+    pacing = Pacing()
+    seen(pacing, *[(200, 1)] * 10)
+    waits = [pacing.wait_bytes(running(count, 200 * count)) for count in (1, 50, 90, 98, 99)]
+    for left, wait in zip((99, 50, 10, 2, 1), waits, strict=True):
+        assert 200 * (0.96 * left - 1) < wait < 200 * left
+    assert pacing.wait_bytes(running(100, 20000)) == 1  # all tokens are there: what is left is the answer's end
+
+
+def test_with_speculation_a_stream_waits_for_no_more_than_the_fewest_bytes_a_token_can_take() -> None:
+    pacing = Pacing()
+    seen(pacing, (200, 1), (230, 8), (200, 1), (220, 4))
+    assert pacing.wait_bytes(running(1, 200)) < 99 * 32
+
+
+def test_what_waits_is_no_more_than_the_servers_socket_should_hold() -> None:
+    pacing = Pacing()
+    seen(pacing, (200, 1))
+    assert pacing.wait_bytes(running(1, 200, wanted=100_000)) == FULL_BYTES
+
+
+def test_before_any_event_was_seen_alone_a_stream_waits_for_far_fewer_bytes() -> None:
+    """The others may bring many tokens each."""
+    pacing = Pacing()
+    seen(pacing)
+    assert 1 < pacing.wait_bytes(running(1, 200)) < 99 * 230 / 6
+
+
+def test_a_stream_whose_own_events_are_smaller_waits_for_fewer_bytes() -> None:
+    """SGLang's /generate repeats the text so far: events grow, and those of a stream that begins are small."""
+    pacing = Pacing()
+    seen(pacing, *[(900, 1)] * 10)
+    assert pacing.wait_bytes(running(1, 300)) < 99 * 300
+
+
+def test_answers_whose_end_nothing_told_of_end_all_waiting() -> None:
+    pacing = Pacing()
+    seen(pacing, (200, 1))
+    assert pacing.wait_bytes(running(1, 200)) > 1 and pacing.before_first() == 1
+    pacing.head_bytes = 80
+    assert pacing.before_first() == 81
     for _ in range(9):
-        pacing.saw_end(slot.stream)
-        pacing.missed_end()
-    assert not pacing.enabled and pacing.pause_s(slot, 1.08) == 0.0
+        pacing.ended += 1
+        pacing.saw_late_end()
+    assert not pacing.enabled and pacing.wait_bytes(running(1, 200)) == pacing.before_first() == 1
 
 
-def test_a_stream_is_looked_at_ever_sooner_as_its_end_comes_near() -> None:
-    pacing, slot = Pacing(), Slot(watched=False)
-    slot.reply = Reply(0, 100, 0.0, 0.0)
-    pauses = []
-    for count in (1, 50, 85, 92, 99):  # 10 ms a token
-        slot.stream.feed(b'data: {"usage": {"completion_tokens": %d}, "choices": [{"text": "a"}]}\n\n' % count,
-                         count / 100)
-        pauses.append(pacing.pause_s(slot, count / 100))
-    assert pauses == pytest.approx([0.0, 0.35, 0.105, 0.056, 0.0], abs=0.002)
+@pytest.mark.parametrize(("gap_ms", "watched"), [(2, FEWEST_WATCHED), (20, 2), (45, 5), (500, MOST_WATCHED)])
+def test_so_many_streams_are_watched_that_gaps_are_many_enough(gap_ms: int, watched: int) -> None:
+    pacing = Pacing()
+    pacing.saw_parts([b"x" * 200] * 4, range(1, 6), [i * gap_ms / 1000 for i in range(5)])
+    assert pacing.watch == watched
+    assert pacing.gather_s(64) == pytest.approx(min(0.003, 0.15 * gap_ms / 1000))
 
 
-def test_a_stream_that_begins_is_believed_to_be_as_fast_as_those_that_ended() -> None:
-    pacing, ended, begun = Pacing(), Slot(watched=False), Slot(watched=False)
-    begun.reply = Reply(1, 21, 0.0, 0.0)
-    for count, at in ((1, 1.0), (11, 1.1)):  # 10 ms a token
-        ended.stream.feed(b'data: {"usage": {"completion_tokens": %d}, "choices": [{"text": "a"}]}\n\n' % count, at)
-    begun.stream.feed(b'data: {"usage": {"completion_tokens": 1}, "choices": [{"text": "b"}]}\n\n', 2.0)
-    assert pacing.pause_s(begun, 2.0) == 0.0
-    pacing.saw_end(ended.stream)
-    assert pacing.pause_s(begun, 2.01) == pytest.approx(0.7 * 20 * 0.01 - 0.01)
+def test_servers_whose_tokens_come_many_at_once_or_end_early_lose_nothing(tmp_path: pathlib.Path) -> None:
+    for name, api, arguments in (("spec", "openai", ("--chunk-tokens", "1,8,1,3")),
+                                 ("generate", "sglang", ("--chunk-tokens", "1,5")),
+                                 ("crlf", "openai", ("--eol", "crlf")), ("close", "openai", ("--framing", "close"))):
+        (tmp_path / name).mkdir()
+        with Stub(tmp_path / name, "--ttft-ms", "5", "--itl-ms", "15", *arguments) as stub:
+            replies, _ = run_load(stub, 3 * MANY, target_of(stub, api), concurrency=MANY, output_tokens=80)
+        ok = [r for r in replies if r.ok]
+        assert set(kinds(replies)) <= {"ok", "open"} and all(r.tokens == r.wanted_tokens for r in ok), name
+        truth = {t["number"]: t for t in stub.truth if t["tokens"] == t["wanted"]}
+        for r in (r for r in ok if not r.watched):
+            last = min(abs(t["sent"][-1] - r.times[-1]) for t in truth.values())
+            assert last < 0.15, name
+        late = [r for r in ok if r.ended is not None and r.ended - r.times[-1] > 0.15]
+        assert len(late) <= 0.03 * len(ok), name  # found by a look long after their end: the wait was too long
 
 
 def test_tokens_found_at_a_look_are_spread_over_the_time_since_the_last() -> None:
