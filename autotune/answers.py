@@ -12,13 +12,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import socket
-import time
-import urllib.parse
+import os
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.framing import BadAnswer, Framing, request
+from autotune.framing import BadAnswer
 
 MOST_BYTES = 8 << 20
 """Of an answer: a completion, metrics and what a server says of itself are far smaller."""
@@ -27,7 +25,6 @@ MOST_COUNT = 10**12
 """Of tokens and steps of one request."""
 LARGEST_INT = 2**63 - 1
 LATE = "no whole answer within"
-PATH_SAFE = "/?&=%:,;+@~!$'()*[]"
 
 
 class NoAnswer(Exception):
@@ -59,35 +56,50 @@ def ask(url: str, body: Mapping[str, Any] | None = None, *, within_s: float,
         headers: Mapping[str, str] | None = None, most_bytes: int = MOST_BYTES) -> Answer:
     """GET, or POST a JSON body, and take the whole answer, all of it within a time. Follows no redirection.
 
-    Raises NoAnswer, and BadAnswer for what is no HTTP or larger than `most_bytes`.
+    Raises NoAnswer, and BadAnswer for what is no HTTP or larger than `most_bytes`. Not for use in an event loop.
     """
-    deadline = time.monotonic() + within_s
-    where = urllib.parse.urlsplit(url)
-    path = urllib.parse.quote(url.split(where.netloc, 1)[1] or "/", safe=PATH_SAFE)
-    sent = request(where.netloc, path, None if body is None else json.dumps(body).encode(),
-                   {**(headers or {}), "Connection": "close"})
-    framing, pieces, size = Framing(), [], 0
+    import asyncio
+
+    return asyncio.run(_ask(url, body, within_s, headers or {}, most_bytes))
+
+
+async def _ask(url: str, body: Mapping[str, Any] | None, within_s: float, headers: Mapping[str, str],
+               most_bytes: int) -> Answer:
+    import asyncio
+
+    import httpx
+
+    wanted = {"Accept-Encoding": "identity", "Connection": "close", **headers}
+    pieces, size = [], 0
     try:
-        with socket.create_connection((where.hostname or "", where.port or 80), _left_s(deadline)) as connection:
-            connection.settimeout(_left_s(deadline))
-            connection.sendall(sent)
-            while not framing.done:
-                connection.settimeout(_left_s(deadline))
-                data = connection.recv(1 << 16)
-                if not data:
-                    if framing.eof():
-                        break
-                    raise NoAnswer("the server closed the connection before the end of its answer")
-                pieces.append(framing.feed(data))
-                size += len(pieces[-1])
+        async with (asyncio.timeout(within_s),  # httpx's own limits are for each read
+                    httpx.AsyncClient(timeout=None, trust_env=False, verify=False) as client,
+                    client.stream("GET" if body is None else "POST", url, headers=wanted,
+                                  json=body) as answer):
+            async for piece in answer.aiter_raw():  # raw: what is packed stays so
+                pieces.append(piece)
+                size += len(piece)
                 if size > most_bytes:
                     raise BadAnswer(f"an answer of more than {most_bytes >> 20} MiB")
     except TimeoutError as error:
         raise NoAnswer(f"{LATE} {within_s:g} s", late=True) from error
-    except OSError as error:
-        raise NoAnswer(error.strerror or str(error)) from error
-    assert framing.status is not None
-    return Answer(framing.status, b"".join(pieces))
+    except (httpx.RemoteProtocolError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        if "closed connection" in str(error) or "disconnected" in str(error):
+            raise NoAnswer("the server closed the connection before the end of its answer") from error
+        raise BadAnswer(f"no answer as HTTP has it: {error}") from error
+    except httpx.TransportError as error:
+        raise NoAnswer(_reason(error)) from error
+    return Answer(answer.status_code, b"".join(pieces))
+
+
+def _reason(error: BaseException) -> str:
+    """What the operating system said of a connection, where it did."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OSError) and cause.errno):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, OSError) and cause.errno:
+        return os.strerror(cause.errno)
+    return str(error) or type(error).__name__
 
 
 def parsed(data: bytes) -> dict[str, Any]:
@@ -190,13 +202,6 @@ def completion_text(value: Mapping[str, Any]) -> str:
     if not choices:
         return text(value, "text")
     return text(choices[0], "text") or text(part(choices[0], "message"), "content")
-
-
-def _left_s(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
 
 
 def _shown(value: Any) -> str:
