@@ -66,7 +66,8 @@ def opened(overrides: Sequence[str]) -> tuple[Any, Any]:
     return settings, Bench(settings, engine_version(settings.engine), gpus, power)
 
 
-def measure(overrides: Sequence[str], raw: Raw, launches: int, windows: int, levels: Sequence[int]) -> None:
+def measure(overrides: Sequence[str], raw: Raw, launches: int, windows: int, levels: Sequence[int],
+            methods: Sequence[str]) -> None:
     """Launch and measure; a launch that crashes ends the program with its crash."""
     settings, bench = opened(overrides)
     server = settings.space.split(settings.space.baseline)[0]
@@ -78,8 +79,8 @@ def measure(overrides: Sequence[str], raw: Raw, launches: int, windows: int, lev
                 raise SystemExit(f"launch {launch} crashed: {live.crash}")
             print(f"launch {launch}: ready after {live.launch_s:.0f} s", flush=True)
             for level in levels:
-                ours(live, raw, launch, level, windows)
-                naive(live, raw, launch, level, windows)
+                for method in methods:
+                    (ours if method == "ours" else naive)(live, raw, launch, level, windows)
 
 
 def ours(live: Any, raw: Raw, launch: int, level: int, windows: int) -> None:
@@ -166,12 +167,14 @@ def main() -> None:
     parser.add_argument("--launches", type=int, default=3)
     parser.add_argument("--windows", type=int, default=5)
     parser.add_argument("--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[32, 128])
+    parser.add_argument("--method", choices=METHODS, help="one of the two only")
     parser.add_argument("--summary", action="store_true", help="only summarise what the file holds")
     line, overrides = parser.parse_known_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     raw = Raw(line.file)
     if not line.summary:
-        measure(overrides, raw, line.launches, line.windows, line.concurrency)
+        methods = (line.method,) if line.method else ("ours", "naive")
+        measure(overrides, raw, line.launches, line.windows, line.concurrency, methods)
     show(summary(raw.rows()))
 
 
