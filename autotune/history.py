@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.files import append_line
 from autotune.records import Blame, Config, Crash, Measurement, Stage
 
 SEVERITY = {Stage.ARG_PARSE: 4.0, Stage.IMPORT: 4.0, Stage.DEVICE_INIT: 3.5, Stage.NCCL_INIT: 3.0, Stage.LOAD: 3.0,
@@ -109,6 +110,21 @@ def crash_of(attrs: Mapping[str, Any]) -> Crash:
     return Crash(attrs["crash_category"], Stage.parse(attrs["crash_stage"]), Blame(attrs["crash_blame"]),
                  attrs["crash_signature"], attrs.get("crash_excerpt", ""), attrs.get("crash_explanation", ""),
                  attrs.get("crash_next_step", ""), attrs.get("crash_exit_status"), attrs.get("crash_after_s"))
+
+
+class PivotFile:
+    """pivots.jsonl of a study's folder, as the tuners write it that work on it one after the other or together."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+
+    def add(self, pivot: Mapping[str, Any]) -> bool:
+        """Add a decision; False when the last one on its region was the same: a strategy that resumes decides again."""
+        last = {json.dumps(known.get("region")): known.get("key") for known in read_pivots(self.folder)}
+        if last.get(json.dumps(pivot["region"])) == pivot["key"]:
+            return False
+        append_line(self.folder / "pivots.jsonl", json.dumps(pivot))
+        return True
 
 
 def read_pivots(folder: pathlib.Path) -> list[dict[str, Any]]:

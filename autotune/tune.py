@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from autotune.files import append_line
-from autotune.history import TrialRecord, Verdict, crash_of, read_pivots
+from autotune.history import PivotFile, TrialRecord, Verdict, crash_of
 from autotune.records import Config, Crash, Measurement, config_key
 from autotune.search.protocol import Launch, Measured, Observation, Pivot, Stop, StopKind, Strategy
 from autotune.study import Study
@@ -118,6 +117,7 @@ class Tuner:
         self._mutex = threading.RLock()  # taken before a turn, never within one
         self._ending = False
         self._twins: dict[tuple[str, str], list[TrialRecord]] = {}
+        self._decided = 0  # decisions of the strategy that are in pivots.jsonl
 
     def run(self) -> Stop:
         """Launch and measure until the strategy stops and nobody else has a launch running.
@@ -342,12 +342,11 @@ class Tuner:
                 return number
 
     def _write_pivots(self) -> None:
-        known = {pivot.get("key") for pivot in read_pivots(self.folder)}
-        for pivot in self.strategy.pivots():
-            if pivot.key not in known:
-                known.add(pivot.key)
-                append_line(self.folder / "pivots.jsonl", json.dumps(pivot.to_json()))
+        pivots = self.strategy.pivots()
+        for pivot in pivots[self._decided:]:
+            if PivotFile(self.folder).add(pivot.to_json()):
                 self.watcher.pivot(pivot)
+        self._decided = len(pivots)
 
 
 def observation_of(study: Study, record: TrialRecord) -> Observation:
