@@ -37,3 +37,9 @@ def test_experts_over_two_ranks_are_told_by_the_segmentation_fault_and_not_by_th
                      detail="POST /v1/completions: HTTP 500: 'EngineCore encountered an issue.'")
     assert (crash.category, crash.stage, crash.blame) == ("segfault", Stage.SERVING, Blame.UNKNOWN)
     assert "cpu_fused_moe" in crash.excerpt
+
+
+def test_a_collective_that_a_cpu_has_not_is_told_as_the_layouts_and_not_as_the_experts_around_it() -> None:
+    crash = classify(LOGS / "dp2.log", stage=reached("dp2.log"), exit_status=0, after_s=58.0)
+    assert (crash.category, crash.stage, crash.blame) == ("parallel_layout_invalid", Stage.SERVING, Blame.CONFIG)
+    assert "all_gatherv" in crash.excerpt and "collective operation" in crash.explanation
