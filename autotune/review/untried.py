@@ -29,10 +29,12 @@ def untried(space: Space, records: Sequence[TrialRecord], pivots: Iterable[Mappi
     """Choices that never served, in the order of the space; those of a parameter that share a reason together."""
     closed = [p for p in pivots if p.get("action") == "close"]
     tried: dict[tuple[str, str], list[TrialRecord]] = {}
+    loads = {p.name for p in space.load_params}
     for record in records:
         if record.state in ("COMPLETE", "PRUNED"):
             for name, value in record.config.items():
-                tried.setdefault((name, repr(value)), []).append(record)
+                if name not in loads or not record.crashed or record.crashed_under_load:
+                    tried.setdefault((name, repr(value)), []).append(record)
     found: dict[tuple[str, str, str], list[Value]] = {}
     for param in space.params:
         for value in param.choices:

