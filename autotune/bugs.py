@@ -20,7 +20,7 @@ from autotune.crash.bugreport import bug_report
 from autotune.crash.isolate import Isolated, Isolation, suspects
 from autotune.files import write_text
 from autotune.history import TrialRecord, crash_of
-from autotune.records import Config, config_key
+from autotune.records import Config, Stage, config_key
 from autotune.space import Space
 
 if TYPE_CHECKING:
@@ -72,8 +72,10 @@ def bugs(space: Space, records: Sequence[TrialRecord]) -> list[Bug]:
 def _bug(space: Space, signature: str, crashed: Sequence[TrialRecord], records: Sequence[TrialRecord]) -> Bug:
     loaded = all(r.crashed_under_load for r in crashed)
     worked = [r for r in records if r.state == "COMPLETE"]
-    if not loaded:  # a server that died under load had started all the same
-        worked += [r for r in records if r.crashed_under_load]
+    if not loaded:  # a server that got further before it died did not have this crash
+        ready = any(r.attrs["crash_stage"] == str(Stage.SERVING) for r in crashed)
+        worked += [r for r in records if r.crashed_under_load or
+                   r.crashed and not ready and r.attrs["crash_stage"] == str(Stage.SERVING)]
 
     def part(record: TrialRecord) -> Config:
         return _part(space, record.config, loaded)
