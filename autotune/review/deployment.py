@@ -146,7 +146,8 @@ def _parameters(settings: Settings) -> list[Parameter]:
     return [Parameter("HOST", "127.0.0.1", "address to listen on (0.0.0.0: every interface)"),
             Parameter("PORT", DEFAULT_PORT, "port to listen on"),
             Parameter("PYTHON", settings.engine.python or sys.executable, "interpreter that has the engine", True),
-            Parameter("WORKDIR", str(pathlib.Path.cwd()), "folder to start in: relative paths count from it", True), *models]
+            Parameter("WORKDIR", str(pathlib.Path.cwd()), "folder to start in: relative paths count from it", True),
+            *models]
 
 
 def _model_name(key: str) -> str:
