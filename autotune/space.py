@@ -213,7 +213,7 @@ class Space:
         for name, factors in self.belief.items():
             if name not in names:
                 raise UsageError(f"{where}: belief names the unknown parameter {name}")
-            self._check_values(name, tuple(factors), f"{where}: belief")
+            self._check_values(name, tuple(factors), f"{where}: belief", f"'~space.belief.{name}' leaves it out")
         object.__setattr__(self, "baseline", self.check(self.baseline, f"{where}: baseline"))
         self._check_baseline(where)
 
@@ -224,17 +224,21 @@ class Space:
                 if other not in names:
                     raise UsageError(f"{where}: forbid names the unknown parameter {other}")
             for other, condition in rule.when.items():
-                self._check_values(other, condition.listed or (), f"{where}: forbid")
+                self._check_values(other, condition.listed or (), f"{where}: forbid",
+                                   "'~space.forbid' leaves the rules out")
 
     def _check_baseline(self, where: str, by: str = "") -> None:
         reason = self.forbidden(self.baseline)
         if reason:
             raise UsageError(f"{where}: the baseline is forbidden{by}: {reason}")
 
-    def _check_values(self, name: str, values: Sequence[Value], where: str) -> None:
-        for value in values:
-            if not among(value, self.param(name).choices):
-                raise UsageError(f"{where}: {name} has no choice {value!r} ({_list(self.param(name).choices)})")
+    def _check_values(self, name: str, values: Sequence[Value], where: str, remedy: str = "") -> None:
+        """Raises UsageError for what is no choice; `remedy`: what to do where the choices were narrowed on purpose."""
+        unknown = [value for value in values if not among(value, self.param(name).choices)]
+        if unknown:
+            said = " or ".join(map(repr, unknown))
+            raise UsageError(f"{where}: {name} has no choice {said} ({_list(self.param(name).choices)})"
+                             + (f"; {remedy}" if remedy else ""))
 
 
 def server_key(space: Space, config: Config) -> str:
