@@ -85,7 +85,7 @@ def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
     ({"forbid": [{"parallel": "ep9", "because": "x"}]}, "no choice 'ep9'"),
     ({"belief": {"parallel": {"ep8": [2, 1]}}}, "0 < low <= high"),
     ({"belief": {"parallel": {"xx": [1, 2], "tp8": [1, 2], "yy": [1, 2]}}},
-     "no choice 'xx' or 'yy' (tp8, ep8); '~space.belief.parallel' leaves it out"),
+     r"no choice 'xx' or 'yy' \(tp8, ep8\); '~space.belief.parallel' leaves it out"),
     ({"name": None}, "name must be a text"),
     ({"colour": 1}, "unknown key colour"),
 ])
