@@ -223,9 +223,10 @@ def _same_as_measured(record: TrialRecord, words: Sequence[Word], env: Mapping[s
     differ = [plain(w) for w, m in zip(words, measured, strict=False) if not _fits(w, str(m))]
     if len(words) != len(measured):
         differ.append(f"{len(words)} arguments instead of {len(measured)}")
-    for name, value in (record.attrs.get("server_env") or {}).items():
-        if name in env and not _fits(env[name], str(value)):
-            differ.append(name)
+    told = record.attrs.get("server_env")
+    if told is not None:
+        differ += [name for name in (*told, *(n for n in env if n not in told))
+                   if name not in told or name not in env or not _fits(env[name], str(told[name]))]
     if differ:
         raise UsageError(f"trial {record.number} was measured with another command than the engine file gives now "
                          f"({one_line(', '.join(differ[:4]))}): pass the overrides of the study, or measure again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,6 +55,11 @@ def support(story: Story) -> str:
     if story.conclusion is Conclusion.NOTHING_MEASURED:
         crashed = count(story.counts.crashed, "trial")
         words.append(f"{crashed} of {story.counts.trials:,} crashed." if story.counts.trials else "No trial was run.")
+        doubts = collections.Counter(r for record in story.records for r in record.attrs.get("invalid_reasons") or ())
+        if doubts:
+            told = ", ".join(f"{one_line(reason)} {n}" for reason, n in doubts.most_common(3))
+            some = count(story.counts.invalid, "measurement")
+            words.append(f"{some} may not be compared ({told}; docs/measurement.md).")
     elif story.conclusion is Conclusion.NOTHING_FEASIBLE:
         nearest = min(story.measured, key=lambda t: max(t.ratios.values(), default=float("inf")))
         broken = ", ".join(f"{name} {percent(nearest.ratios[name] - 1, signed=True)}" for name in nearest.violated)

@@ -164,6 +164,15 @@ def test_a_study_whose_every_launch_crashed_says_so(make: Callable[..., Made]) -
     assert "1 trial of 1 crashed" in support(story)
 
 
+def test_a_study_whose_every_window_was_disturbed_says_what_disturbed_it(make: Callable[..., Made]) -> None:
+    made = make()
+    made.measure(baseline(made), 2.0, reasons=("host_busy",))
+    made.measure(baseline(made), 2.0, reasons=("host_busy", "not_steady"))
+    story = read(made.settings, made.study)
+    assert story.conclusion is Conclusion.NOTHING_MEASURED
+    assert "2 measurements may not be compared (host_busy 2, not_steady 1; " in support(story)
+
+
 def test_an_empty_study_is_told_without_figures(make: Callable[..., Made]) -> None:
     made = make()
     story = read(made.settings, made.study)

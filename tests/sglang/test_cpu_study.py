@@ -27,7 +27,7 @@ STUDY = (
     "space.params.page_size.choices=[1]", "space.params.dtype.choices=[auto]",
     "space.params.overlap_schedule.choices=[true]", "space.params.radix_cache.choices=[true]",
     "space.params.concurrency.choices=[8]", "space.params.max_running_requests.choices=[8,12,16]",
-    "workload.output_tokens=16",
+    "workload.output_tokens=16", "power.others=1",  # also beside other work
 )
 
 

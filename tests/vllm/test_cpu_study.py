@@ -32,7 +32,7 @@ STUDY = (
     "space.params.parallel.choices=[tp1,tp2_ep]", "space.params.block_size.choices=[16,128]",
     "space.params.max_num_seqs.choices=[4,8]", "space.baseline.max_num_seqs=4", "space.baseline.concurrency=4",
     "space.params.max_num_batched_tokens.choices=[2048]", "space.params.concurrency.choices=[4,8]",
-    "workload.output_tokens=16",
+    "workload.output_tokens=16", "power.others=1",  # also beside other work
 )
 
 
