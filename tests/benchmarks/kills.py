@@ -71,7 +71,8 @@ class Campaign:
     def study(self, kills: int, until: float) -> None:
         """One study, killed until it has ended (or the kills are used up: then it is let run to its end)."""
         space = {**SPACES[self.engine], "workload": SHORT,
-                 "server": {"ready_poll_s": 0.1}, "power": {"others": 1.0}, "study": {"confirm": CONFIRM, "launches": 12},
+                 "server": {"ready_poll_s": 0.1}, "power": {"others": 1.0},
+                 "study": {"confirm": CONFIRM, "launches": 12},
                  "agreement": {"prompts": 2, "output_tokens": 4, "context_tokens": 8}}
         site = Site.make(self.work / f"{self.figures.studies:03d}", space,
                          standin({}) if self.engine == "standin" else None)
