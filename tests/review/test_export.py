@@ -115,6 +115,18 @@ def test_a_command_that_was_not_measured_is_refused(small: Made) -> None:
         export(small.settings, small.study)
 
 
+@pytest.mark.parametrize("env", [{"NEW": "1"}, {}])
+def test_an_environment_that_was_not_measured_is_refused(make: Callable[..., Made], env: dict[str, str]) -> None:
+    made = make()
+    changed(made, engine={"env": {"THREADS": "0|1"}})
+    made.measure(baseline(made), 2.0)
+    export(made.settings, made.study)
+    changed(made, engine={"env": {"THREADS": "0|1", **env} if env else env})  # one more, or none
+    with pytest.raises(UsageError, match=f"({'NEW' if env else 'THREADS'}).*pass the overrides"):
+        export(made.settings, made.study)
+
+
+
 def test_nothing_feasible_is_refused_with_its_own_exit_code(make: Callable[..., Made]) -> None:
     made = make()
     made.measure(baseline(made), 2.0, tpot_ms=90.0)
