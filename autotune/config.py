@@ -28,7 +28,7 @@ from autotune.records import UsageError
 from autotune.redact import HIDDEN, Redactor
 from autotune.rules import Rule
 from autotune.space import OVERLAYS, Space
-from autotune.storage import passwords
+from autotune.storage import backend, passwords, sqlite_file
 from autotune.workload import WorkloadSettings
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
@@ -76,6 +76,8 @@ class StudySettings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"study.{name} must be positive (or null for no limit), not {value}")
+        if self.storage and backend(self.storage) == "sqlite" and sqlite_file(self.storage) is None:
+            raise UsageError("study.storage: a database in memory keeps nothing: write sqlite:///FILE")
         if self.storage_wait_s < 0:
             raise UsageError(f"study.storage_wait_s is a time in seconds, not {self.storage_wait_s}")
         if not self.lost_after_s >= 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 import platform
 import shlex
@@ -32,13 +33,20 @@ def identity(settings: Settings, report: Preflight | None = None) -> dict[str, A
     slots = settings.parallel.count if settings.parallel.count != 1 else None  # without GPUs: groups of cores
     return {
         "space": settings.space.name, "space_digest": settings.space.digest, "engine": settings.engine.name,
-        "engine_version": version, "model": dict(settings.space.model),
+        "engine_version": version, "engine_file": _engine_file(settings), "model": dict(settings.space.model),
         "devices": devices(gpus, cpu_name()), "slots": None if gpus else slots, "objective": settings.objective.name,
         "limits": dict(settings.limits),
         "workload": {"prompts": _content(work.prompts), "contexts": list(work.contexts),
                      "output_tokens": work.output_tokens, "spread": work.spread, "temperature": work.temperature,
                      "shared_prefix": work.shared_prefix, "rate_per_s": work.rate_per_s},
     }
+
+
+def _engine_file(settings: Settings) -> str:
+    """Digest of what the engine file makes of a configuration: the command, but for the interpreter and secrets."""
+    engine = settings.redactor.mapping(settings.composed["engine"])
+    return digest(json.dumps({key: engine.get(key) for key in ("command", "args", "env", "params", "vars")},
+                             sort_keys=True, default=str))
 
 
 def command_line(settings: Settings, verb: str) -> str:
@@ -59,7 +67,7 @@ def provenance(settings: Settings, report: Preflight) -> dict[str, Any]:
     return {"autotune": autotune.__version__, "python": platform.python_version(), "packages": packages,
             "engine_version": report.version, "driver": report.gpus.driver, "cpu": cpu_name(),
             "gpu": [g.hashed for g in report.gpus.gpus], "kernel": platform.release(),
-            "command": command_line(settings, "tune"),
+            "command": command_line(settings, "tune"), "folder": str(pathlib.Path.cwd()),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
 
 

@@ -257,7 +257,8 @@ class Study:
         if stored is None:
             self.inner.set_user_attr("identity", plain)
             return
-        different = {key: (stored.get(key), now) for key, now in plain.items() if not _same(stored.get(key), now)}
+        different = {key: (stored[key], now) for key, now in plain.items()  # older releases stored less
+                     if key in stored and not _same(stored[key], now)}
         if different:
             raise Mixed(self.inner.study_name, different)
 

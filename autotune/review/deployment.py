@@ -117,7 +117,8 @@ def deploy(settings: Settings, story: Story, record: TrialRecord, version: str |
     return Deployment(
         study=story.study, trial=record.number, engine=engine.name, package=engine.package, version=version,
         argv=tuple(words), env=env, secrets=tuple(dict.fromkeys(secrets.names)),
-        parameters=tuple(p for p in _parameters(settings) if p.name in used or p.name == "WORKDIR"),
+        parameters=tuple(p for p in _parameters(settings, story.provenance.get("folder"))
+                         if p.name in used or p.name == "WORKDIR"),
         gpus=command.gpus if on_gpus else 0,
         health=engine.ready.path, startup_s=_positive(record.attrs.get("launch_s")), stop_s=engine.stop_s,
         config_file=engine.config_file, facts=_facts(settings, story, record, entry, version),
@@ -139,14 +140,16 @@ def lines(argv: Sequence[Word]) -> list[list[Word]]:
     return grouped
 
 
-def _parameters(settings: Settings) -> list[Parameter]:
+def _parameters(settings: Settings, folder: str | None) -> list[Parameter]:
+    """`folder`: where the study was started; None for studies that did not store it."""
     models = [Parameter(_model_name(key), value, f"the {key} model",
                         value.startswith(("/", ".", "~")) or value.count("/") > 1)
               for key, value in settings.space.model.items()]
     return [Parameter("HOST", "127.0.0.1", "address to listen on (0.0.0.0: every interface)"),
             Parameter("PORT", DEFAULT_PORT, "port to listen on"),
             Parameter("PYTHON", settings.engine.python or sys.executable, "interpreter that has the engine", True),
-            Parameter("WORKDIR", str(pathlib.Path.cwd()), "folder to start in: relative paths count from it", True),
+            Parameter("WORKDIR", folder or str(pathlib.Path.cwd()), "folder to start in: relative paths count from it",
+                      True),
             *models]
 
 

@@ -39,6 +39,7 @@ def test_spaces_are_found_from_any_folder(tmp_path: pathlib.Path) -> None:
     (["report", "+space=local", "outputs=/nonexistent"], "no study"),
     (["export", "+space=local", "outputs=/nonexistent"], "no study"),
     (["classify"], "at least one log file"),
+    (["check", "+space=local", "study.storage=sqlite://"], "a database in memory keeps nothing"),
     (["--spaces", "/nonexistent", "+space=local"], "does not exist"),
 ])
 def test_bad_usage_is_one_line_and_exit_2(args: list[str], message: str) -> None:

@@ -94,6 +94,11 @@ def test_another_space_engine_or_gpu_is_refused(tmp_path: pathlib.Path, change: 
         open_study(tmp_path, **change)
 
 
+def test_what_an_older_release_did_not_store_of_a_study_does_not_refuse_it(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    assert open_study(tmp_path, engine_file="d2").inner.study_name == study.inner.study_name
+
+
 def test_a_study_that_does_not_exist_is_said(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UsageError, match="no study s yet"):
         Study.open(sqlite_url(tmp_path), "s", SPACE, IDENTITY, create=False)

@@ -120,6 +120,16 @@ def test_a_graph_is_large_enough_for_what_one_scheduler_gets(version: str) -> No
 
 
 @both
+def test_steps_and_topk_of_eagle_go_together_and_load_balancing_with_what_spreads_experts(version: str) -> None:
+    assert "without a topk" in str(forbidden(stock(), version, speculation="eagle3", eagle_steps=3))
+    assert forbidden(stock(), version, speculation="eagle3", eagle_steps=3, eagle_topk=1, draft_tokens=4) is None
+    dp: dict[str, Value] = {"parallel": "tp4_dp_attention", "eplb": True}
+    assert "expert load balancing" in str(forbidden(stock(), version, **dp))
+    assert "expert load balancing" in str(forbidden(stock(), version, moe_a2a_backend="none", **dp))
+    assert forbidden(stock(), version, moe_a2a_backend="deepep", **dp) is None
+
+
+@both
 def test_trees_are_kept_from_pages_and_from_attention_without_a_tree_mask(version: str) -> None:
     for backend in ("trtllm_mha", "trtllm_mla", "cutedsl_mla", "flashmla"):
         assert forbidden(tree(), version, attention_backend=backend, tree_budget=8) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import pathlib
 
 from autotune.review.deployment import Deployment, Parameter
@@ -24,13 +25,14 @@ class Mount:
 
 def mounts(deployment: Deployment) -> tuple[Mount, ...]:
     """One mount for each model that is a folder."""
-    return tuple(Mount(dataclasses.replace(p, default=absolute(p.default)),
+    folder = next(p.default for p in deployment.parameters if p.name == "WORKDIR")
+    return tuple(Mount(dataclasses.replace(p, default=absolute(p.default, folder)),
                        f"/models/{p.name.removeprefix('MODEL_').lower()}") for p in deployment.models)
 
 
-def absolute(path: str) -> str:
-    """A path of this host that means the same from any folder."""
-    return str(pathlib.Path(path).expanduser().absolute())
+def absolute(path: str, folder: str) -> str:
+    """A path of this host that means the same from any folder as this one did from `folder`."""
+    return os.path.normpath(pathlib.Path(folder).absolute() / pathlib.Path(path).expanduser())
 
 
 def image(deployment: Deployment) -> str:
