@@ -60,9 +60,10 @@ def site(folder: pathlib.Path) -> Site:
     (folder / "said").write_text(SAID)
     space = {"engine": "standin", "describe": "serves with hf_canary30canary30canary",
              "params": {"speed": {"choices": [200]}, "fault": {"choices": ["none", "exit"]},
-                        "at": {"choices": ["load"]}, "concurrency": {"choices": [2], "load": True}},
-             "baseline": {"speed": 200, "fault": "none", "at": "load", "concurrency": 2},
-             "workload": {**SHORT, "min_errors": 500, "max_error_rate": 0.9},
+                        "at": {"choices": ["load"]}, "concurrency": {"choices": [8], "load": True}},
+             "baseline": {"speed": 200, "fault": "none", "at": "load", "concurrency": 8},
+             # An open loop: where requests fail, a closed one pauses, and then does not hold its concurrency.
+             "workload": {**SHORT, "min_errors": 500, "max_error_rate": 0.9, "rate_per_s": 20.0},
              "server": {"ready_poll_s": 0.1}, "study": {"confirm": {"finalists": 0}},
              "agreement": {"prompts": 1, "output_tokens": 2, "context_tokens": 4}}
     args = {"all": ["--host", "{host}", "--port", "{port}", "--api-key", "canary20engine",
