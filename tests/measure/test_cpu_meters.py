@@ -76,10 +76,18 @@ def test_what_we_and_the_server_compute_is_not_of_others() -> None:
     assert after.share_of_others(before) == pytest.approx(0.05)
     assert after.share_of_others(after) == 0.0 and Look(101.0, 50.0, 29.0).share_of_others(before) == 0.0
     others = Bystanders(None, 1.0)
-    start = others.look(1.0)
+    start = others.look()
     subprocess.run([sys.executable, "-c", BUSY], check=True)
-    end = others.look(2.0)
-    assert end.own_s - start.own_s >= 0.6 and others.reasons(1.0, 2.0) == ()
+    assert others.look().own_s - start.own_s >= 0.6
+
+
+def test_a_busy_host_is_seen_between_any_two_readings_though_it_is_looked_at_now_and_then() -> None:
+    others = Bystanders(None, -1.0)  # anything is too much
+    assert others.reasons(1.0, 2.0) == ()  # it was never looked at
+    for t in (10.0, 10.5, 11.0, 12.0, 13.0, 14.5):
+        others.glance(t)
+    assert [t for t, _ in others._looks] == [10.0, 12.0, 14.5]
+    assert others.reasons(10.0, 14.5) == others.reasons(10.5, 11.0) == others.reasons(9.0, 9.5) == ("host_busy",)
 
 
 def test_cpu_time_needs_a_process_and_an_assumption() -> None:

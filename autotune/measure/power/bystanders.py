@@ -11,6 +11,7 @@ import psutil
 from autotune.measure.power.tree import ProcessTree
 
 CODE = "host_busy"
+EVERY_S = 2.0  # between two looks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,29 +29,37 @@ class Look:
 
 
 class Bystanders:
-    """Looks at the host at each reading of a meter; ours are this process, what it started, and the server's tree.
+    """Looks at the host now and then between a meter's readings, which costs two passes over the process table.
 
-    Servers that the same tuner measures side by side are ours too. In a container the host is what it can see of it.
+    Ours are this process, what it started, and the server's tree, so also servers that the same tuner measures side by
+    side. In a container the host is what it can see of it.
     """
 
     def __init__(self, tree: ProcessTree | None, limit: float) -> None:
         self._tree, self._limit = tree, limit
-        self._looks: dict[float, Look] = {}
+        self._looks: list[tuple[float, Look]] = []
 
-    def look(self, t: float) -> Look:
-        """Remember what was used up at `t` (CLOCK_MONOTONIC seconds), the time of a reading."""
+    def glance(self, t: float) -> None:
+        """Look at `t` (CLOCK_MONOTONIC seconds), the time of a reading, unless that was done shortly before."""
+        if not self._looks or t - self._looks[-1][0] >= EVERY_S:
+            self._looks.append((t, self.look()))
+
+    def look(self) -> Look:
+        """What has been used up by now."""
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # Linux counts them in user as well
-        self._looks[t] = Look(sum(times) - guests - idle, idle, _spent_s(self._ours()))
-        return self._looks[t]
+        return Look(sum(times) - guests - idle, idle, _spent_s(self._ours()))
 
     def reasons(self, start: float, end: float) -> tuple[str, ...]:
-        """`host_busy` when others took more than the limit between two readings."""
-        looks = self._looks
-        if start not in looks or end not in looks:
+        """`host_busy` when others took more than the limit between two readings, by the last looks until each."""
+        if not self._looks:
             return ()
-        return (CODE,) if looks[end].share_of_others(looks[start]) > self._limit else ()
+        before = next((look for t, look in reversed(self._looks) if t <= start), self._looks[0][1])
+        after = next((look for t, look in reversed(self._looks) if t <= end), before)
+        if after is before:
+            after = self.look()
+        return (CODE,) if after.share_of_others(before) > self._limit else ()
 
     def _ours(self) -> Iterable[psutil.Process]:
         me = psutil.Process()

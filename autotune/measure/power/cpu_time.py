@@ -73,7 +73,7 @@ class CpuTimeMeter:
         self._total += self._growth(seen)
         self._seen, self._last_t = seen, now
         reading = Reading(time.monotonic(), {DEVICE: self._total * self._watts})
-        self._others.look(reading.t)
+        self._others.glance(reading.t)
         self._write(reading)
         return reading
 

@@ -76,7 +76,7 @@ class RaplMeter:
                 for name, joules in reading.joules.items():
                     self._file.write(f"{reading.t:.3f},{name},{(joules - self._previous.joules[name]) / span:.3f},0\n")
             self._previous = reading
-            self._others.look(reading.t)
+            self._others.glance(reading.t)
             return reading
 
     def energy(self, start: Reading, end: Reading) -> Energy:
