@@ -10,18 +10,19 @@ from autotune.measure.objective import Objective
 from autotune.records import Measurement
 
 
+def doubts(objective: Objective, measured: Measurement) -> tuple[str, ...]:
+    """Validity codes of a measurement: of its window, and of its energy where that is needed."""
+    return (*measured.reasons, *(measured.energy.reasons if objective.needs_energy else ()))
+
+
 def judge_for(objective: Objective, limits: Mapping[str, float]) -> Callable[[Measurement], Verdict]:
     """A function from measurements to verdicts. Raises UsageError for an unknown limit."""
     checked = Limits(limits)
 
     def judge(measured: Measurement) -> Verdict:
         values = objective.values(measured)
-        reasons = list(measured.reasons)
-        if objective.needs_energy:
-            reasons += measured.energy.reasons
-        if values is None:
-            reasons.append("no_objective")
+        reasons = (*doubts(objective, measured), *(("no_objective",) if values is None else ()))
         ratios = {name: 1 + over for name, over in checked.violations(measured).items()}
-        return Verdict(None if values is None else values[0], ratios, tuple(reasons))
+        return Verdict(None if values is None else values[0], ratios, reasons)
 
     return judge

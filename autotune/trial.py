@@ -28,6 +28,7 @@ from autotune.engine.probe import Gpus, gpu_memory_used_mib
 from autotune.engine.server import Failure, Server, Unkept, free_port
 from autotune.files import free_mib
 from autotune.gate import Gate, sentence
+from autotune.judge import doubts
 from autotune.measure.client import ClientDied
 from autotune.measure.limits import Limits
 from autotune.measure.power.meter import Powered, PowerSettings, open_meter
@@ -140,16 +141,12 @@ class LiveServer:
         if self.beside is not None:
             self.beside.begin()
         found = self._awake(load, label)
-        reasons = self._doubts(found) if isinstance(found, Measurement) else ()
+        reasons = doubts(self.bench.settings.objective, found) if isinstance(found, Measurement) else ()
         if reasons and self.server.alive:
             LOG.info("measuring again: %s", ", ".join(reasons), extra={"load": dict(load)})
             self.progress(f"again: the window was {', '.join(reasons)}", self.server.after_s)
             return self._awake(load, label)
         return found
-
-    def _doubts(self, found: Measurement) -> tuple[str, ...]:
-        energy = found.energy.reasons if self.bench.settings.objective.needs_energy else ()
-        return (*found.reasons, *energy)
 
     def _awake(self, load: Config, label: int | str) -> Measurement | Crash:
         for _ in range(TRIES):
