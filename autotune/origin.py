@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
 import platform
 import shlex
@@ -15,7 +14,7 @@ from autotune.config import Settings
 from autotune.engine.probe import Gpu, cpu_name, engine_version, visible_gpus
 from autotune.preflight import Preflight
 from autotune.printable import SPELLED, printable
-from autotune.records import UsageError, digest
+from autotune.records import UsageError, canonical, digest
 
 
 def devices(gpus: Sequence[Gpu], cpu: str) -> list[str]:
@@ -45,8 +44,7 @@ def identity(settings: Settings, report: Preflight | None = None) -> dict[str, A
 def _engine_file(settings: Settings) -> str:
     """Digest of what the engine file makes of a configuration: the command, but for the interpreter and secrets."""
     engine = settings.redactor.mapping(settings.composed["engine"])
-    return digest(json.dumps({key: engine.get(key) for key in ("command", "args", "env", "params", "vars")},
-                             sort_keys=True, default=str))
+    return digest(canonical({key: engine.get(key) for key in ("command", "args", "env", "params", "vars")}))
 
 
 def command_line(settings: Settings, verb: str) -> str:

@@ -27,7 +27,7 @@ from autotune.files import fresh, write_json
 from autotune.gate import Gate
 from autotune.history import crash_of
 from autotune.measure.power.meter import PowerSettings
-from autotune.records import AutotuneError, Config, Crash, HostCannotRun, Measurement, digest
+from autotune.records import AutotuneError, Config, Crash, HostCannotRun, Measurement, canonical, digest
 from autotune.remote import Launcher, outcome_of
 from autotune.trial import PLACED, HostLost, check_room, working_power
 
@@ -58,7 +58,7 @@ class RemoteLive:
     @property
     def resolved_key(self) -> str | None:
         """Identity of what the server says it resolved; None when it does not say."""
-        return digest(json.dumps(self.resolved, sort_keys=True, default=str)) if self.resolved else None
+        return digest(canonical(self.resolved)) if self.resolved else None
 
     def measure(self, load: Config, label: int | str) -> Measurement | Crash:
         """Measure one load part there; its files come back with it. Raises HostLost."""

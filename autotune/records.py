@@ -187,6 +187,22 @@ def config_key(config: Config) -> str:
     return json.dumps(dict(sorted(config.items())), sort_keys=True, separators=(",", ":"))
 
 
+def canonical(value: object) -> str:
+    """A canonical text for what YAML or JSON can hold: the same whatever the order of keys.
+
+    YAML's keys need not be of one type (a choice `auto` beside `true`) and then have no order: they are spelled as JSON
+    spells them first. What JSON does not know is given as `str` gives it.
+    """
+    return json.dumps(_keys_spelled(value), sort_keys=True, default=str)
+
+
+def _keys_spelled(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else json.dumps(key, default=str): _keys_spelled(of)
+                for key, of in value.items()}
+    return [_keys_spelled(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def digest(text: str, length: int = 12) -> str:
     """A short stable hash, for names and identities (not for secrets)."""
     return hashlib.sha256(text.encode()).hexdigest()[:length]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import random
 import re
@@ -18,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.printable import printable
-from autotune.records import Config, UsageError, Value, config_key, digest
+from autotune.records import Config, UsageError, Value, canonical, config_key, digest
 from autotune.redact import Redactor
 from autotune.rules import Rule, WrittenRule, among, parse_rules
 
@@ -114,7 +113,7 @@ class Space:
         """
         parts = [[p.name, list(p.choices), sorted((k, list(v)) for k, v in p.when.items()), p.load]
                  for p in self.params]
-        return digest(json.dumps([parts, self.engine, dict(self.model)], sort_keys=True, default=str))
+        return digest(canonical([parts, self.engine, dict(self.model)]))
 
     def split(self, config: Config) -> tuple[dict[str, Value], dict[str, Value]]:
         """(server part, load part) of a configuration."""
@@ -131,9 +130,9 @@ class Space:
 
     def check(self, config: Config, where: str = "configuration") -> dict[str, Value]:
         """The configuration with values taken from the choices. Raises UsageError when it is not in the space."""
-        unknown = set(config) - {p.name for p in self.params}
+        unknown = sorted(map(str, set(config) - {p.name for p in self.params}))
         if unknown:
-            raise UsageError(f"{where}: unknown parameter {', '.join(sorted(unknown))}; "
+            raise UsageError(f"{where}: unknown parameter {', '.join(unknown)}; "
                              f"the space has {', '.join(p.name for p in self.params)}")
         clean: dict[str, Value] = {}
         for param in self.params:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import pathlib
@@ -41,6 +40,7 @@ from autotune.records import (
     Measurement,
     Stage,
     Value,
+    canonical,
     config_key,
     digest,
 )
@@ -100,7 +100,7 @@ class LiveServer:
 
         None when it does not say anything.
         """
-        return digest(json.dumps([self.resolved, self.env], sort_keys=True, default=str)) if self.resolved else None
+        return digest(canonical([self.resolved, self.env])) if self.resolved else None
 
     @property
     def neighbours(self) -> int | None:
@@ -198,7 +198,7 @@ class LiveServer:
         if info.path is None:
             return {}
         same = self.server.redactor.mapping(info.same(self.server.get_json(info.path)))
-        text = json.dumps(same, sort_keys=True, default=str)
+        text = canonical(same)
         return same if len(text) <= MOST_RESOLVED else {"digest_of_too_much": digest(text)}
 
 

@@ -20,6 +20,7 @@ PLAIN = re.compile(r"\$\{[\w.\[\]-]*\}")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 """A file in a group, without a way to another folder."""
 INTEGER = "tag:yaml.org,2002:int"
+NULL = "tag:yaml.org,2002:null"
 DIGITS = 40
 MISREAD = {"on", "off", "yes", "no", "y", "n"}
 
@@ -66,10 +67,15 @@ def bases(path: pathlib.Path, node: Any) -> list[str]:
 
 
 def _no_odd_values(node: Any, path: pathlib.Path, seen: set[int]) -> None:
-    """Raises UsageError for integers that Python refuses to write, and texts with a null or half a character."""
+    """Raises UsageError for integers that Python refuses to write, texts with a null or half a character, null keys."""
+    import yaml
+
     if id(node) in seen:
         return
     seen.add(id(node))
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        if key.tag == NULL:
+            raise UsageError(f"{path}, line {key.start_mark.line + 1}: a key must have a name")
     for inner in _inner(node):
         _no_odd_values(inner, path, seen)
     if not isinstance(node.value, str):

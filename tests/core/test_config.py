@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from autotune import config, preflight
+from autotune import config, origin, preflight
 from autotune.config import load, space_files
 from autotune.measure.prompts import PromptSet
 from autotune.records import UsageError
@@ -30,6 +30,17 @@ def test_every_packaged_space_is_whole() -> None:
         settings = load([f"+space={name}"])
         assert settings.space.name == name
         assert settings.engine.params.keys() >= {p.name for p in settings.space.server_params}
+
+
+@pytest.mark.parametrize("name", space_files())
+def test_a_study_of_every_packaged_space_has_an_identity_which_another_engine_file_changes(name: str) -> None:
+    """Found by CI: choices `auto` and `true` of one parameter have no order, and no study of SGLang could begin."""
+    settings = load([f"+space={name}"])
+    report = preflight.check(settings)
+    mine = origin.identity(settings, report)
+    assert mine == origin.identity(load([f"+space={name}"]), report)
+    other = origin.identity(load([f"+space={name}", "++engine.env.ANOTHER=1"]), report)
+    assert {key for key in mine if mine[key] != other[key]} == {"engine_file"}
 
 
 def test_a_folder_of_ones_own_adds_spaces_and_engines(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,7 @@ def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
     ({"baseline": {**RAW["baseline"], "budget": 9}}, "budget=9 is not a choice"),
     ({"baseline": {**RAW["baseline"], "budget": 0}}, "topk does not exist there"),
     ({"baseline": {**RAW["baseline"], "spelling": 1}}, "unknown parameter spelling"),
+    ({"baseline": {**RAW["baseline"], True: 1, "a": 2}}, "unknown parameter True, a"),
     ({"baseline": {**RAW["baseline"], "parallel": "ep8", "nvls": True}}, "baseline is forbidden: it breaks"),
     ({"forbid": [{"parallel": "ep8"}]}, "says because"),
     ({"forbid": [{"paralel": "ep8", "because": "x"}]}, "unknown parameter paralel"),

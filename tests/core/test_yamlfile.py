@@ -80,6 +80,7 @@ def test_merged_mappings_that_multiply_are_refused_too(tmp_path: pathlib.Path) -
 
 @pytest.mark.parametrize(("text", "message"), [
     ("a: &a [*a]\n", "line 1: the anchor refers to itself"), ("[" * 5000 + "]" * 5000, "nest"),
+    ("a: {b: 1,\n ~: 2}\n", "line 2: a key must have a name"),
     ("a: [1\n", "not valid YAML"), ("#" * (MOST_BYTES + 1), "larger than 4 MiB"),
     ("a: !!python/object/apply:os.system [x]\nb: ${oc.env:X}\n", "key b")])
 def test_other_odd_files_are_one_line(text: str, message: str, tmp_path: pathlib.Path) -> None:
