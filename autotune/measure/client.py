@@ -32,13 +32,14 @@ class ClientDied(AutotuneError):
 class Tick:
     """Counters of a running load at `t` (CLOCK_MONOTONIC seconds).
 
-    `counted` tokens are the server's own running counts; `events` come from streams without them, of which
+    `counted` tokens are the server's own running counts, of streams that are read late with what they are taken to have
+    got since; `events` come from streams without them, of which
     each stands for `ratio` tokens as far as finished requests tell. `wait_s` is the time that the client was
     ready to run and did not, None where the system does not say.
     """
 
     t: float
-    counted: int
+    counted: float
     events: int
     ratio: float
     in_flight: int

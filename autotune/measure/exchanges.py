@@ -14,7 +14,7 @@ import time
 
 from autotune.framing import BadAnswer, Framing
 from autotune.measure import sse, system
-from autotune.measure.pacing import FEWEST_WATCHED, LONGEST_S, MOST_WATCHED, UNSEEN_S, Pacing
+from autotune.measure.pacing import FEWEST_WATCHED, LEAST_TIMEOUT_S, LONGEST_S, MOST_WATCHED, UNSEEN_S, Pacing
 from autotune.measure.reply import Reply
 from autotune.measure.slot import CONNECTING, IDLE, READING, Slot
 from autotune.measure.source import RequestSource
@@ -36,7 +36,8 @@ class Exchanges:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
         self.family, self.address = found[0], found[4]
         self.source = RequestSource(order, f"{host}:{port}")
-        watch_all = order.watch_all or not order.load.ignore_eos or order.load.concurrency <= FEWEST_WATCHED
+        watch_all = (order.watch_all or not order.load.ignore_eos or order.load.concurrency <= FEWEST_WATCHED
+                     or order.load.token_timeout_s < LEAST_TIMEOUT_S)
         self.slots = [Slot(number, watched=watch_all) for number in range(order.load.concurrency)]
         self.pacing = Pacing(enabled=not watch_all and system.can_wait_for_bytes())
         self.by_fd: dict[int, Slot] = {}
@@ -86,6 +87,18 @@ class Exchanges:
                 reply = slot.reply
                 if now - self.read(slot, now) > UNSEEN_S and slot.reply is not reply:
                     self.pacing.saw_late_end()
+        self.account()
+
+    def close(self, now: float) -> None:
+        """Read all that has arrived by now, and send nothing more."""
+        self.closed_loop = False
+        for slot in self.slots:
+            if slot.parts:
+                self.digest(slot, now)
+            if slot.state == READING and not slot.out:
+                self.read(slot, now)
+            if slot.parts:
+                self.digest(slot, now)
         self.account()
 
     def failed_read(self, slot: Slot, now: float, error: OSError) -> None:

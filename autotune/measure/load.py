@@ -137,7 +137,9 @@ class Load:
 
     def _tick(self, now: float) -> None:
         work = self.exchanges
-        row = work.tally.row(now, (slot.stream for slot in work.slots if slot.reply is not None))
+        streams = [slot.stream for slot in work.slots if slot.reply is not None]
+        row = work.tally.row(now, streams)
+        row["counted"] += work.pacing.unread_tokens(streams, now)
         self._write({**row, "cpu_s": system.cpu_s(), "wait_s": system.run_queue_wait_s()})
 
     def _write(self, row: dict[str, Any]) -> None:
@@ -154,10 +156,7 @@ class Load:
 
     def _report(self, now: float) -> None:
         work = self.exchanges
-        for slot in work.slots:
-            if slot.parts:
-                work.digest(slot, now)
-        work.account()
+        work.close(now)
         self._tick(now)
         for slot in work.slots:
             if slot.reply is not None:

@@ -13,11 +13,13 @@ import math
 from collections.abc import Sequence
 
 from autotune.measure.slot import Slot
+from autotune.measure.sse import TokenStream
 
-GAPS_PER_S = 100.0  # between arrivals of the streams that are watched, together
-FEWEST_WATCHED, MOST_WATCHED, WATCHED_FIRST = 2, 8, 4  # streams that are watched; the last before gaps are known
+GAPS_PER_S = 50.0  # between arrivals of the streams that are watched, together
+FEWEST_WATCHED, MOST_WATCHED, WATCHED_FIRST = 1, 8, 4  # streams that are watched; the last before gaps are known
 MEMORY = 0.1  # weight of what came last in the mean gap
-LONGEST_S = 0.45  # that a stream isn't read: those that weren't are looked at by the next tick
+LONGEST_S = 1.0  # that a stream isn't read: those that weren't are looked at by the next tick
+LEAST_TIMEOUT_S = 1.5  # for the next token: under a shorter limit every stream is read at once
 SOON_S, LATE_S = 0.3, 0.2  # but for an answer that ends so soon after that; it is looked at so long after its end
 SHARE, LESS_TOKENS = 0.97, 0.5  # wait for the bytes of this share of the tokens that are left, and some less
 RELAX = 0.005  # weight of a token that took more bytes in the fewest that a token took
@@ -40,6 +42,7 @@ class Pacing:
         self.head_bytes = 0  # of an answer whose head came alone
         self.token_bytes = 0.0  # the fewest that one token took of late; 0: none seen
         self.gap_s = 0.0  # between arrivals of a watched stream, mean of late; 0: none seen
+        self.tokens_per_s = 0.0  # of a watched stream between its first token and its last, mean of late
         self.watch = WATCHED_FIRST
 
     def before_first(self) -> int:
@@ -74,12 +77,26 @@ class Pacing:
         most = GATHER_S[concurrency >= MANY]
         return min(most, GATHER_SHARE * self.gap_s) if self.gap_s else most
 
+    def unread_tokens(self, streams: Sequence[TokenStream], now: float) -> float:
+        """Tokens that have arrived on running streams since they were last read, as far as the watched ones tell."""
+        if not self.enabled:
+            return 0.0
+        rate, tokens = self.tokens_per_s, 0.0
+        for stream in streams:
+            counts = stream.counts
+            if counts and counts[0]:
+                since_s = min(max(now - stream.times[-1], 0.0), LONGEST_S)
+                tokens += min(rate * since_s, stream.most - counts[-1])
+        return tokens
+
     def saw_parts(self, parts: Sequence[bytes], counts: Sequence[int], times: Sequence[float]) -> None:
         """Learn from a stream that is read at once: `counts` and `times` before its `parts`, and of each of them."""
         if not parts or len(counts) != len(parts) + 1:
             return  # some brought no token
-        gap_s = (times[-1] - times[0]) / len(parts)
-        self.gap_s += (MEMORY if self.gap_s else 1.0) * (gap_s - self.gap_s)
+        weight, took_s = MEMORY if self.gap_s else 1.0, times[-1] - times[0]
+        self.gap_s += weight * (took_s / len(parts) - self.gap_s)
+        if took_s > 0:
+            self.tokens_per_s += weight * ((counts[-1] - counts[0]) / took_s - self.tokens_per_s)
         self.watch = min(max(FEWEST_WATCHED, math.ceil(GAPS_PER_S * self.gap_s)), MOST_WATCHED)
         before = counts[0]
         for part, count in zip(parts, counts[1:], strict=True):

@@ -36,11 +36,11 @@ class TokenStream:
     reported one inside the stream; `kind` then names it (`stream_error`, `aborted`).
     """
 
-    __slots__ = ("_count", "_most", "_rest", "_tail", "_value", "counts", "error", "finished", "kind", "times")
+    __slots__ = ("_count", "_rest", "_tail", "_value", "counts", "error", "finished", "kind", "most", "times")
 
     def __init__(self, most: int = answers.MOST_COUNT) -> None:
         """`most`: tokens that were asked for. More are not counted, and many more are a bad answer."""
-        self._most = most
+        self.most = most
         self.times = array("d")
         self.counts = array("q")
         self.error: str | None = None
@@ -104,7 +104,7 @@ class TokenStream:
         if part.count(_KEY) != part.count(b"\ndata:"):
             return False  # an event without a count of its own: an error, the end
         found = _COUNT(part, part.rfind(_KEY))
-        if found is None or not self._count < (count := int(found[1])) <= self._most:
+        if found is None or not self._count < (count := int(found[1])) <= self.most:
             return False
         self._count, self._tail, self._value = count, part, None
         self.times.append(now)
@@ -129,7 +129,7 @@ class TokenStream:
         counts = [int(count) for count in _COUNTS.findall(data)]
         if not len(parts) == len(counts) == data.count(b"\n\n") == data.count(CHUNK_OF_EVENTS):
             return False
-        if counts[-1] > self._most or not all(
+        if counts[-1] > self.most or not all(
                 before < count for before, count in zip([self._count, *counts], counts, strict=False)):
             return False
         if not all(part.endswith(CHUNK_OF_EVENTS) for part in parts):
@@ -211,9 +211,9 @@ class TokenStream:
     def _tokens(self, usage: dict[str, Any]) -> int | None:
         """The tokens so far, none beyond those that were asked for. Raises BadAnswer."""
         told = answers.count(usage, "completion_tokens")
-        if told is not None and told > self._most + OVERSHOOT:
-            raise BadAnswer(f"the server counts {told} tokens where {self._most} were asked for")
-        return told if told is None else min(told, self._most)
+        if told is not None and told > self.most + OVERSHOOT:
+            raise BadAnswer(f"the server counts {told} tokens where {self.most} were asked for")
+        return told if told is None else min(told, self.most)
 
 
 def begins_counting(data: bytes) -> bool:

@@ -38,6 +38,7 @@ from tests.fakes.stub import Stub  # noqa: E402
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 60, 64
 LIMIT_S = 540.0
+SAMPLE_S = 0.02  # a client imports what it needs at full speed just before its first request
 PACED = ("--itl-ms", "20", "--align")  # as a real server decodes: one token of every stream, every 20 ms
 FLOOD = ("--itl-ms", "0", "--burst", "8")  # as fast as the stub can, as it arrives at a client that lags behind
 RECIPES = {"guidellm": envs.Recipe(("guidellm==0.8.1",)), "aiperf": envs.Recipe(("aiperf==0.13.0",))}
@@ -215,7 +216,7 @@ def race(contender: Contender, python: str, concurrency: int, requests: int,
                 while process.poll() is None and time.monotonic() < end:
                     reading = meter.read()
                     cpu.append((reading.t, reading.total or 0.0))
-                    time.sleep(0.1)
+                    time.sleep(SAMPLE_S)
         if process.poll() is None:
             os.killpg(process.pid, 9)
             process.wait()
@@ -281,7 +282,7 @@ def main() -> None:
                 row: dict[str, Any] = {"client": contender.name, "concurrency": concurrency,
                                        "failed": "missing (--install makes its environment)"}
             else:
-                row = race(contender, python, concurrency, max(4 * concurrency, 512), arguments)
+                row = race(contender, python, concurrency, max(4 * concurrency, 1024), arguments)
             rows.append(row)
             print(json.dumps(row) if args.json else "  ".join(f"{k}={v}" for k, v in row.items()), flush=True)
     for concurrency in args.concurrency:

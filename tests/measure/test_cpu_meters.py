@@ -78,7 +78,7 @@ def test_what_we_and_the_server_compute_is_not_of_others() -> None:
     others = Bystanders(None, 1.0)
     start = others.look()
     subprocess.run([sys.executable, "-c", BUSY], check=True)
-    assert others.look().own_s - start.own_s >= 0.6
+    assert others.look().own_s - start.own_s > 0.55  # in ticks of 10 ms
 
 
 def test_a_busy_host_is_seen_between_any_two_readings_though_it_is_looked_at_now_and_then() -> None:

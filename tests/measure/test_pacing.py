@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import pathlib
 from collections import Counter
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from autotune.measure import latency
 from autotune.measure.limits import Limits
-from autotune.measure.pacing import FEWEST_WATCHED, FULL_BYTES, MOST_WATCHED, Pacing
+from autotune.measure.pacing import FEWEST_WATCHED, FULL_BYTES, LEAST_TIMEOUT_S, LONGEST_S, MOST_WATCHED, Pacing
 from autotune.measure.reply import Reply
 from autotune.measure.slot import Slot
 from tests.fakes.stub import Stub
@@ -37,6 +38,35 @@ def test_beyond_the_watched_streams_a_look_now_and_then_finds_every_token(tmp_pa
     for r in waited(replies):  # first and last arrival are those of the server, not those of a look
         received, first, last = min(whole, key=lambda t: abs(t[0] - r.sent) + abs(t[2] - r.times[-1]))
         assert abs(r.times[0] - first) < 0.15 and abs(r.times[-1] - last) < 0.15 and received >= r.sent - 0.001
+
+
+def test_tokens_that_nobody_has_read_yet_count_while_it_runs_and_at_its_end(tmp_path: pathlib.Path) -> None:
+    """Found by a window that lacked what had arrived since the last look: half a second of every stream but a few."""
+    with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "20") as stub:
+        replies, ticks = run_load(stub, 0, seconds=2.5, concurrency=MANY, output_tokens=400, output_spread=0.0)
+
+    def sent_by(t: float) -> int:
+        return sum(bisect.bisect(request["sent"], t) for request in stub.truth)
+
+    end = ticks[-1].t  # the counters of the end are written after everything was read
+    assert sent_by(end - 0.2) <= sum(r.tokens for r in replies) <= sent_by(end)
+    unread = MANY * LONGEST_S / 0.020 / 2  # what looks alone would lack on average
+    assert max(abs(t.tokens - sent_by(t.t)) for t in ticks if t.t > ticks[0].t + 1) < unread / 2
+
+
+def test_a_server_that_stalls_is_not_taken_to_go_on() -> None:
+    pacing = Pacing()
+    seen(pacing, (200, 1))
+    slot = running(10, 200)
+    slot.stream.times.append(100.0)
+    slot.stream.counts.append(11)
+    pacing.tokens_per_s = 20.0
+    assert pacing.unread_tokens([slot.stream], 100.5) == pytest.approx(10)
+    assert pacing.unread_tokens([slot.stream], 500.0) == pytest.approx(20 * LONGEST_S)
+    slot.stream.counts.append(99)
+    slot.stream.times.append(100.0)
+    slot.stream.most = 100
+    assert pacing.unread_tokens([slot.stream], 500.0) == 1
 
 
 def test_inter_token_latencies_are_those_of_watched_streams(tmp_path: pathlib.Path) -> None:
@@ -69,7 +99,8 @@ def test_failures_of_streams_that_wait_are_counted_by_their_kind(tmp_path: pathl
     assert not ended - made and ticks[-1].errors == sum(n for kind, n in ended.items() if kind != "ok")
 
 
-@pytest.mark.parametrize("change", [{"ignore_eos": False}, {"concurrency": FEWEST_WATCHED}])
+@pytest.mark.parametrize("change", [{"ignore_eos": False}, {"concurrency": FEWEST_WATCHED},
+                                    {"token_timeout_s": LEAST_TIMEOUT_S - 0.01}])
 def test_no_stream_waits_when_its_end_is_unknown_or_all_are_watched(
         tmp_path: pathlib.Path, change: dict[str, Any]) -> None:
     with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "20") as stub:
@@ -140,7 +171,7 @@ def test_answers_whose_end_nothing_told_of_end_all_waiting() -> None:
     assert not pacing.enabled and pacing.wait_bytes(running(1, 200)) == pacing.before_first() == 1
 
 
-@pytest.mark.parametrize(("gap_ms", "watched"), [(2, FEWEST_WATCHED), (20, 2), (45, 5), (500, MOST_WATCHED)])
+@pytest.mark.parametrize(("gap_ms", "watched"), [(2, FEWEST_WATCHED), (20, 1), (45, 3), (500, MOST_WATCHED)])
 def test_so_many_streams_are_watched_that_gaps_are_many_enough(gap_ms: int, watched: int) -> None:
     pacing = Pacing()
     pacing.saw_parts([b"x" * 200] * 4, range(1, 6), [i * gap_ms / 1000 for i in range(5)])
