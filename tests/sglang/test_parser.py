@@ -313,6 +313,7 @@ def test_what_a_release_has_is_found_in_its_source_and_what_it_lacks_is_not(vers
         assert len(wanted) > 50
         assert set(lacking(engine, wanted)) == {w for w in wanted if w.startswith("--")} - options | (
             {"DDTREE"} if name == "b300" else set())
+        assert lacking(engine, sorted(o for o in options if o.startswith("--") and o != "--help")) == ()
 
 
 def test_nvls_is_off_unless_chosen_whatever_the_caller_had_set(version: str) -> None:
