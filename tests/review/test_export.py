@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from autotune import config
+from autotune.config import load
 from autotune.engine.argv import build
 from autotune.engine.spec import EngineSpec
 from autotune.records import AutotuneError, NothingFeasible, UsageError
-from autotune.review.export import export
+from autotune.review.export import FORMATS, export
 from tests.review.studies import Made, baseline
 
 ODD = 'a folder "quoted" \'twice\'\nand a new line; $(touch hacked) `id` %n {x} #!'
@@ -159,9 +161,10 @@ def test_out_takes_a_file_or_a_folder(small: Made, tmp_path: pathlib.Path) -> No
     assert export(empty, small.study) == small.settings.folder / "launch.sh"
 
 
-def test_an_unknown_format_names_the_known_ones(small: Made) -> None:
+def test_an_unknown_format_names_the_known_ones_before_anything_is_launched() -> None:
     with pytest.raises(UsageError, match="sh.*not 'helm'"):
-        export(dataclasses.replace(small.settings, format="helm"), small.study)
+        load(["+space=local", "format=helm"])
+    assert tuple(FORMATS) == config.FORMATS
 
 
 def test_a_full_disk_is_no_wrong_setting(small: Made, monkeypatch: pytest.MonkeyPatch) -> None:
