@@ -117,6 +117,8 @@ def run(argv: Sequence[str]) -> int:
     if line.verb == "classify":
         from autotune.crash.verb import run as classify
 
+        if line.spaces or line.show_config:
+            raise UsageError("classify reads logs and needs no space: leave --spaces and --cfg out")
         if not line.files:
             raise UsageError("classify needs at least one log file, or - for standard input")
         return classify(list(line.files), sys.stdout)

@@ -393,6 +393,11 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
         raise UsageError(f"space {space.name}: engine {space.engine!r} is not a file of conf/engine/")
     engine = EngineSpec.parse(cfg["engine"], f"engine {cfg['engine'].get('name')}")
     engine = dataclasses.replace(engine, python_of_file=engine.python is not None and "engine.python" not in keys)
+    templates = str({key: value for key, value in cfg["engine"].items() if key != "vars"})
+    for key in sorted(keys):
+        if key.startswith("engine.vars.") and f"{{{(name := key.removeprefix('engine.vars.'))}}}" not in templates:
+            raise UsageError(f"{key}: engine {engine.name} has no {{{name}}} and would ignore it; it has "
+                             f"{', '.join(sorted(engine.vars)) or 'no vars'}")
     sections = {name: section(kind, cfg[name], name) for name, kind in SECTIONS.items()}
     if sections["executor"].kind == "ray" and sections["parallel"].count != 1:
         raise UsageError("parallel.slots is for launches on this host: with executor=ray, Ray places them "

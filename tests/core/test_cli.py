@@ -43,6 +43,8 @@ def test_spaces_are_found_from_any_folder(tmp_path: pathlib.Path) -> None:
     (["report", "+space=local", "outputs=/nonexistent"], "no study"),
     (["export", "+space=local", "outputs=/nonexistent"], "no study"),
     (["classify"], "at least one log file"),
+    (["classify", "--cfg", "server.log"], "leave --spaces and --cfg out"),
+    (["check", "+space=b300", "engine.vars.ddtree_topk_flg=--k"], "has no {ddtree_topk_flg} and would ignore it"),
     (["check", "+space=local", "study.storage=sqlite://"], "a database in memory keeps nothing"),
     (["--spaces", "/nonexistent", "+space=local"], "does not exist"),
     (["check", "+space=local", "config=7", "outputs=/nonexistent"], "no study"),
