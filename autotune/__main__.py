@@ -16,11 +16,11 @@ from autotune.redact import Redactor
 
 VERBS = {
     "tune": "run or resume the study (the default)",
-    "check": "what this host lacks, the exact command, and every choice with its reason",
+    "check": "what this host lacks, the exact command (or that of config=TRIAL), and every choice with its reason",
     "matrix": "concurrency x context table for config=baseline, config=best or config=TRIAL on one launch",
     "classify": "explain server logs: classify FILE... (- reads standard input); needs no space",
-    "report": "write report.html and report.md, print the summary (report.format=json for scripts)",
-    "export": "write the best configuration (or trial=N): format=sh, systemd, compose, k8s, yaml",
+    "report": "write report.html and report.md (or out=FILE), print the summary (report.format=json for scripts)",
+    "export": "write the best configuration (or trial=N): format=sh, systemd, compose, k8s, yaml, out=FILE",
     "dashboard": "optuna-dashboard on this study, on loopback only",
     "worker": "join a study from another process or host",
 }
@@ -117,11 +117,15 @@ def run(argv: Sequence[str]) -> int:
     if line.verb == "classify":
         from autotune.crash.verb import run as classify
 
+        if line.spaces or line.show_config:
+            raise UsageError("classify reads logs and needs no space: leave --spaces and --cfg out")
         if not line.files:
             raise UsageError("classify needs at least one log file, or - for standard input")
         return classify(list(line.files), sys.stdout)
     from autotune import config
 
+    if not line.show_config:
+        config.refuse_unused(line.verb, line.overrides)
     starts = line.verb in STARTING and not line.show_config
     settings = config.load(line.overrides, line.spaces, installed=line.verb not in TELLING and not starts)
     if line.show_config:

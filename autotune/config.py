@@ -32,6 +32,12 @@ from autotune.storage import backend, passwords, sqlite_file
 from autotune.workload import WorkloadSettings
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
+FORMATS = ("sh", "systemd", "compose", "k8s", "yaml")
+"""What an export may be."""
+OF_VERBS: dict[str, tuple[str, ...]] = {
+    "config": ("check", "matrix"), "matrix": ("matrix",), "trial": ("export",), "format": ("export", "tune"),
+    "out": ("export", "report", "tune"), "report": ("report", "tune")}
+"""Settings of single verbs, and which. All others describe the study: every verb takes them."""
 STRATEGIES = ("autotune", "tpe", "random", "grid")
 SPACES_VARIABLE = "AUTOTUNE_SPACES"
 
@@ -172,7 +178,8 @@ class Settings:
 
     def command(self, verb: str) -> list[str]:
         """The command line that does `verb` with these settings, secrets and all: `redactor` is for showing it."""
-        return ["python", "-m", "autotune", verb, *self.overrides, *(f"--spaces={folder}" for folder in self.spaces)]
+        overrides = [override for override in self.overrides if verb in OF_VERBS.get(section_of(override), (verb,))]
+        return ["python", "-m", "autotune", verb, *overrides, *(f"--spaces={folder}" for folder in self.spaces)]
 
     @functools.cached_property
     def redactor(self) -> Redactor:
@@ -212,6 +219,18 @@ SECTIONS: dict[str, type[Any]] = {
     "executor": ExecutorSettings, "parallel": ParallelSettings}
 DEVICES = ("auto", "cpu", "cuda")
 SCALARS = {"objective": str, "device": str, "outputs": str, "config": str, "format": str}
+
+
+def section_of(override: str) -> str:
+    """The first name of what an override sets: report of `++report.format=json`."""
+    return override.lstrip("+~").partition("=")[0].partition(".")[0]
+
+
+def refuse_unused(verb: str, overrides: Sequence[str]) -> None:
+    """Raises UsageError for a setting that a verb would ignore."""
+    for name in map(section_of, overrides):
+        if verb not in (takes := OF_VERBS.get(name, (verb,))):
+            raise UsageError(f"{name}= is for {' and '.join(takes)}, and {verb} would ignore it: leave it out")
 
 
 def data_folder(name: str) -> pathlib.Path:
@@ -374,6 +393,11 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
         raise UsageError(f"space {space.name}: engine {space.engine!r} is not a file of conf/engine/")
     engine = EngineSpec.parse(cfg["engine"], f"engine {cfg['engine'].get('name')}")
     engine = dataclasses.replace(engine, python_of_file=engine.python is not None and "engine.python" not in keys)
+    templates = str({key: value for key, value in cfg["engine"].items() if key != "vars"})
+    for key in sorted(keys):
+        if key.startswith("engine.vars.") and f"{{{(name := key.removeprefix('engine.vars.'))}}}" not in templates:
+            raise UsageError(f"{key}: engine {engine.name} has no {{{name}}} and would ignore it; it has "
+                             f"{', '.join(sorted(engine.vars)) or 'no vars'}")
     sections = {name: section(kind, cfg[name], name) for name, kind in SECTIONS.items()}
     if sections["executor"].kind == "ray" and sections["parallel"].count != 1:
         raise UsageError("parallel.slots is for launches on this host: with executor=ray, Ray places them "
@@ -387,6 +411,7 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
         if isinstance(cfg[name], str) and not cfg[name].isprintable():
             raise UsageError(f"{name}={cfg[name]!r}: a path without control characters is needed")
     _one_of("device", cfg["device"], DEVICES)
+    _one_of("format", cfg["format"], FORMATS)
     if not isinstance(cfg["limits"] or {}, dict):
         raise UsageError(f"limits must be a mapping, not {cfg['limits']!r}")
     limits = {str(k): v for k, v in (cfg["limits"] or {}).items()}
@@ -405,6 +430,8 @@ def _objective(cfg: Mapping[str, Any]) -> Objective:
     price = cfg["price_per_device_hour"]
     if price is not None and (not isinstance(price, int | float) or isinstance(price, bool) or not abs(price) < 1e12):
         raise UsageError(f"price_per_device_hour must be a number, not {price!r}")
+    if price is not None and cfg["objective"] != "cost":
+        raise UsageError(f"price_per_device_hour is for objective=cost: objective={cfg['objective']} would ignore it")
     if cfg["objective"] == "pareto":
         raise UsageError("objective=pareto: the search has one objective; the report shows tokens/s against tokens/J")
     devices = cfg["space"].get("needs", {}).get("gpus", 1) if isinstance(cfg["space"].get("needs"), dict) else 1

@@ -34,20 +34,19 @@ def cells(settings: Settings) -> list[tuple[int, int]]:
 
 
 def chosen(which: str, space: Space, records: Sequence[TrialRecord]) -> tuple[str, Config]:
-    """(label, server part) for `config=baseline`, `best` or a trial's number. Raises UsageError, NothingFeasible."""
+    """(label, configuration) for `config=baseline`, `best` or a trial's number. Raises UsageError, NothingFeasible."""
     if which == "baseline":
-        return "baseline", space.split(space.baseline)[0]
+        return "baseline", space.baseline
     if which == "best":
         feasible = [r for r in records if r.feasible and r.value is not None]
         if not feasible:
             raise NothingFeasible("the study has no feasible trial yet, so there is no best configuration")
-        best = max(feasible, key=lambda r: r.value or 0.0)
-        return "best", space.split(best.config)[0]
+        return "best", max(feasible, key=lambda r: r.value or 0.0).config
     number = int(which) if which.isdigit() else -1
     found = [r for r in records if r.number == number]
     if not found:
         raise UsageError(f"config={which} is neither baseline, best nor the number of a trial of this study")
-    return f"trial {number}", space.split(found[0].config)[0]
+    return f"trial {number}", found[0].config
 
 
 def measure_all(bench: Bench, server: Config, label: str, folder: pathlib.Path, todo: Sequence[tuple[int, int]],

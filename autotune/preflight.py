@@ -1,7 +1,8 @@
-"""What this host lacks, said before anything starts; and why each choice can or cannot run here."""
+"""What this host lacks, said before anything starts; why each choice can or cannot run here; how many run at once."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -13,9 +14,9 @@ from autotune.engine.argv import Command, UnknownPlaceholder, build, choose, cho
 from autotune.engine.probe import Gpus, engine_version, gpu_users, installed, interpreter_problem, visible_gpus
 from autotune.engine.spec import EngineSpec, matches, text
 from autotune.engine.spelling import lacking
+from autotune.engine.topology import of_cores
 from autotune.measure.power.meter import MeterUnavailable, Powered, open_meter
 from autotune.measure.prompts import read_prompts
-from autotune.printable import KEPT, REPLACED, printable
 from autotune.records import Config, UsageError, Value
 from autotune.rules import Rule
 from autotune.space import Space
@@ -34,7 +35,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Preflight:
-    """`problems` keep the baseline from running here; `choices` lists every choice with its own problems."""
+    """`problems` keep the baseline, or the configuration asked for, from running here; every choice has its own."""
 
     command: Command
     version: str | None
@@ -45,16 +46,21 @@ class Preflight:
     """Each choice that cannot run here: never to be launched only to fail."""
 
 
-def check(settings: Settings) -> Preflight:
-    """Look at this host for a space. Raises UsageError when space and engine file do not fit each other."""
+def check(settings: Settings, config: Config | None = None) -> Preflight:
+    """Look at this host for a space and one of its configurations; None: the baseline.
+
+    Raises UsageError when space and engine file do not fit each other.
+    """
     space, engine = settings.space, settings.engine
     version = engine_version(engine)
     gpus = visible_gpus()
-    server = space.split(space.baseline)[0]
+    server = space.split(space.baseline if config is None else config)[0]
     command = build(engine, space, server, port="PORT", device=settings.device, version=version)
     refuse_unknown_placeholders(settings, server, version)
     problems = host_problems(settings, gpus, version) + missing_files(settings, [*command.argv, *command.env.values()])
-    problems += baseline_lacks(settings, server, version)
+    problems += server_lacks(settings, server, version)
+    if config is not None and (reason := space.forbidden(config)) is not None:
+        problems.append(f"it is never launched: {reason}")
     if len(gpus.gpus) >= int(space.needs.get("gpus", 0)):
         problems += gpu_problem(command.gpus, gpus, settings)
     choices = []
@@ -113,8 +119,8 @@ def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[s
     return found + input_problems(settings, gpus)
 
 
-def baseline_lacks(settings: Settings, server: Config, version: str | None) -> list[str]:
-    """What the baseline passes to the engine and the installed one does not know."""
+def server_lacks(settings: Settings, server: Config, version: str | None) -> list[str]:
+    """What a server part passes to the engine and the installed one does not know."""
     engine, values = settings.engine, placeholders(settings, server)
     actions = [action for action in engine.args if matches(action.versions, version)]
     actions += [action for _, action in chosen(engine, settings.space, server, values, version)]
@@ -199,42 +205,33 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
     return problems + [because for because in alone if because not in problems]
 
 
-def version_unknown(settings: Settings) -> str:
-    """Why the engine's version is not known, for people."""
-    if installed(settings.engine).asked:
-        return "(version unknown)"
-    return (f"(version not asked: the engine file names its own interpreter, {settings.engine.python}, which runs only "
-            "with the engine; give engine.python=PATH or engine.version.use=VERSION)")
+def side_by_side(settings: Settings, gpus: Gpus, version: str | None) -> int:
+    """Most launches at once that `parallel.slots` asks for on this host.
+
+    Raises UsageError or HostCannotRun when it has not so many GPUs or cores.
+    """
+    asked, count = settings.parallel.count, len(gpus.gpus) if settings.device != "cpu" else 0
+    if asked == 1 or not count:
+        return len(of_cores(asked).units) if asked not in (1, None) else 1
+    fewest = fewest_gpus(settings, version)
+    if asked is not None and asked > count // fewest:
+        raise UsageError(f"parallel.slots={asked}: {count} GPU{'s' if count > 1 else ''} take at most "
+                         f"{count // fewest} launches of {fewest} side by side")
+    return asked or max(1, count // fewest)
 
 
-def shown(report: Preflight, settings: Settings) -> str:
-    """The report as plain text, without secrets: command, host problems, then every choice."""
-    from autotune.engine.argv import shown as command_line
-    from autotune.redact import Redactor
-
-    redactor = Redactor([*Redactor.from_command(report.command.argv, report.command.env).values,
-                         *settings.redactor.values])
-    command = dataclasses.replace(report.command, argv=tuple(redactor.argv(report.command.argv)), env={
-        name: str(value) for name, value in redactor.mapping(report.command.env).items()})
-    lines = [f"space    {settings.space.name}: {settings.space.describe or settings.space.engine}",
-             f"engine   {settings.engine.name} {report.version or version_unknown(settings)}",
-             f"GPUs     {', '.join(g.hashed for g in report.gpus.gpus) or report.gpus.why_none}",
-             f"baseline {', '.join(f'{k}={text(v)}' for k, v in settings.space.baseline.items())}",
-             "", "command of the baseline:", "  " + command_line(command), ""]
-    if report.problems:
-        lines += ["the baseline cannot run here:", *(f"  - {p}" for p in report.problems), ""]
-    else:
-        lines += ["the baseline can run here.", ""]
-    lines.append("choices:")
-    for param in settings.space.params:
-        lines.append(f"  {param.name}" + (" (load, changed on a live server)" if param.load else ""))
+def fewest_gpus(settings: Settings, version: str | None) -> int:
+    """GPUs of the smallest configuration of the space."""
+    space, engine = settings.space, settings.engine
+    baseline = space.split(space.baseline)[0]
+    count = build(engine, space, baseline, device=settings.device, version=version).gpus
+    for param in space.server_params:
+        sizes = []
         for value in param.choices:
-            found = next((c.problems for c in report.choices if (c.param, c.value) == (param.name, value)), ())
-            state = "; ".join(found) or ("ok" if param.load or not report.problems else "once the above is mended")
-            lines.append(f"    {text(value):24} {state}")
-    if settings.space.rules:
-        lines += ["", "never launched together:"]
-        for rule in settings.space.rules:
-            together = " + ".join(f"{k}={'|'.join(text(x) for x in v)}" for k, v in rule.when.items())
-            lines.append(f"  {together}: {rule.because}")
-    return printable(redactor.text("\n".join(lines)), keep=KEPT, instead=REPLACED)
+            with contextlib.suppress(UsageError, ValueError):  # what this version cannot express is not launched
+                action = choose(engine, param.name, value, version)
+                sizes.append(int(value) if action.gpus == "value" else int(action.gpus))
+                if value == baseline.get(param.name):
+                    count //= sizes[-1]
+        count *= min(sizes, default=1) if param.name in baseline else 1
+    return max(1, count)

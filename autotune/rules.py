@@ -58,7 +58,7 @@ class Bound:
 class Condition:
     """What one parameter must be for a rule to apply. All parts that are there must hold.
 
-    given: whether the parameter must have a value at all; False: it must be none of the choices and have no default.
+    given: whether the parameter must have a value at all; False: the configuration lacks it, and it has no default.
     """
 
     given: bool = True
@@ -97,19 +97,38 @@ class WrittenRule:
         return tuple(dict.fromkeys([*self.when, *(n for condition in self.when.values() for n in condition.names)]))
 
     def among(self, choices: Mapping[str, tuple[Value, ...]],
-              default: Callable[[str], Value | None] = lambda name: None) -> tuple[Rule, ...]:
+              default: Callable[[str], Value | None] = lambda name: None,
+              conditions: Mapping[str, Mapping[str, tuple[Value, ...]]] | None = None) -> tuple[Rule, ...]:
         """What it says of these choices; nothing where it cannot apply.
 
-        A parameter that is not among them has its default everywhere; without one, a condition on it never holds.
+        A parameter that a configuration does not have has its default; without one, a condition on it never holds. That
+        is one that is not among the choices, or whose own condition (`conditions`, by name) is not fulfilled.
         """
+        conditions = conditions or {}
+        optional = [name for name in self.names if name in choices and conditions.get(name)]
+        found: list[Rule] = []
+        for count in range(len(optional) + 1):
+            for lacking in itertools.combinations(optional, count):
+                there = {name: values for name, values in choices.items() if name not in lacking}
+                ways = [list(_ways_without(name, choices, conditions)) for name in lacking]
+                for when in self._said(there, default):
+                    for way in itertools.product(*ways):
+                        full = _together([when, *way])
+                        if full is not None and not set(full) & set(lacking):
+                            found.append(Rule(full, self.because))
+        return tuple(found)
+
+    def _said(self, choices: Mapping[str, tuple[Value, ...]],
+              default: Callable[[str], Value | None]) -> Iterator[Mapping[str, tuple[Value, ...]]]:
+        """What it says where every configuration has all of these parameters, and of the others the defaults."""
         compared = [n for n in dict.fromkeys(n for c in self.when.values() for n in c.names)]
         inside = [name for name in compared if name in choices]
         outside = {name: value for name in compared if name not in choices and (value := default(name)) is not None}
-        return tuple(rule for values in itertools.product(*(choices[name] for name in inside))
-                     for rule in self._where(choices, default, dict(zip(inside, values, strict=True)), outside))
+        for values in itertools.product(*(choices[name] for name in inside)):
+            yield from self._where(choices, default, dict(zip(inside, values, strict=True)), outside)
 
     def _where(self, choices: Mapping[str, tuple[Value, ...]], default: Callable[[str], Value | None],
-               fixed: Config, outside: Config) -> Iterator[Rule]:
+               fixed: Config, outside: Config) -> Iterator[Mapping[str, tuple[Value, ...]]]:
         """What it says where the parameters that it compares with have the values of `fixed`."""
         when: dict[str, tuple[Value, ...]] = {name: (value,) for name, value in fixed.items()}
         for name, condition in self.when.items():
@@ -122,7 +141,24 @@ class WrittenRule:
                     return
             elif not condition.holds(value, {**outside, **fixed}):
                 return
-        yield Rule(when, self.because)
+        yield when
+
+
+def _ways_without(name: str, choices: Mapping[str, tuple[Value, ...]],
+                  conditions: Mapping[str, Mapping[str, tuple[Value, ...]]]) -> Iterator[dict[str, tuple[Value, ...]]]:
+    """What a configuration that lacks a parameter has instead: each way by itself is enough."""
+    for other, values in conditions.get(name, {}).items():
+        if rest := tuple(choice for choice in choices[other] if not among(choice, values)):
+            yield {other: rest}
+        yield from _ways_without(other, choices, conditions)
+
+
+def _together(parts: Sequence[Mapping[str, tuple[Value, ...]]]) -> dict[str, tuple[Value, ...]] | None:
+    """All of these lists of values at once; None where they leave a parameter none."""
+    when: dict[str, tuple[Value, ...]] = {}
+    for name, values in (item for part in parts for item in part.items()):
+        when[name] = tuple(value for value in when.get(name, values) if among(value, values))
+    return when if all(when.values()) else None
 
 
 def parse_rules(items: Any, where: str) -> tuple[WrittenRule, ...]:

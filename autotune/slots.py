@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Iterator
 
 from autotune.config import Settings
-from autotune.engine.argv import build, choose
+from autotune.engine.argv import build
 from autotune.engine.probe import Gpus
 from autotune.engine.server import free_port
 from autotune.engine.topology import Layout, of_cores, of_gpus, pinned
 from autotune.gate import Gate
-from autotune.records import AutotuneError, Config, UsageError
+from autotune.preflight import fewest_gpus, side_by_side
+from autotune.records import AutotuneError, Config
 from autotune.trial import PLACED, Bench, Beside, LiveServer, Progress
 
 PORTS_APART = 64
@@ -40,34 +41,12 @@ def of(settings: Settings, bench: Bench) -> Slots | None:
 
     Raises UsageError or HostCannotRun when this host has not so many.
     """
-    asked, gpus = settings.parallel.count, len(bench.gpus.gpus) if settings.device != "cpu" else 0
-    if asked == 1:
+    count = side_by_side(settings, bench.gpus, bench.version)
+    if count == 1:
         return None
-    if not gpus:
-        return None if asked is None else Slots(bench, of_cores(asked), asked)
-    fewest = fewest_gpus(settings, bench.version)
-    most = gpus // fewest
-    if asked is not None and asked > most:
-        raise UsageError(f"parallel.slots={asked}: {gpus} GPU{'s' if gpus > 1 else ''} take at most {most} launches of "
-                         f"{fewest} side by side")
-    return Slots(bench, of_gpus(bench.gpus.gpus), asked or most, fewest) if most > 1 else None
-
-
-def fewest_gpus(settings: Settings, version: str | None) -> int:
-    """GPUs of the smallest configuration of the space."""
-    space, engine = settings.space, settings.engine
-    baseline = space.split(space.baseline)[0]
-    count = build(engine, space, baseline, device=settings.device, version=version).gpus
-    for param in space.server_params:
-        sizes = []
-        for value in param.choices:
-            with contextlib.suppress(UsageError, ValueError):  # what this version cannot express is not launched
-                action = choose(engine, param.name, value, version)
-                sizes.append(int(value) if action.gpus == "value" else int(action.gpus))
-                if value == baseline.get(param.name):
-                    count //= sizes[-1]
-        count *= min(sizes, default=1) if param.name in baseline else 1
-    return max(1, count)
+    if settings.device == "cpu" or not bench.gpus.gpus:
+        return Slots(bench, of_cores(count), count)
+    return Slots(bench, of_gpus(bench.gpus.gpus), count, fewest_gpus(settings, bench.version))
 
 
 @dataclasses.dataclass

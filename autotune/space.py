@@ -13,7 +13,7 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.printable import printable
@@ -72,17 +72,17 @@ class Space:
         if not params:
             raise UsageError(f"{where}: params is empty: name at least one parameter with choices")
         written = parse_rules(raw.get("forbid"), where)
-        choices = {p.name: p.choices for p in params}
-        rules = tuple(rule for one in written for rule in one.among(choices))
         space = cls(
             name=_text(raw.get("name"), where, "name"), engine=_text(raw.get("engine"), where, "engine"),
-            params=params, rules=rules, baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
+            params=params, baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
             model={str(k): _public(str(v), str(k), f"{where}: model.{k}")
                    for k, v in _scalars(raw.get("model"), where, "model").items()},
             needs=dict(_scalars(raw.get("needs"), where, "needs")), belief=_beliefs(raw.get("belief") or {}, where),
             describe=Redactor().text(printable(str(raw.get("describe") or ""), keep="\n")),
         )
         space._check(where, written)
+        space = dataclasses.replace(space, rules=tuple(rule for one in written for rule in space.said_by(one)))
+        space._check_baseline(where)
         return space
 
     def with_rules(self, rules: Sequence[Rule], origin: str) -> Space:
@@ -93,6 +93,16 @@ class Space:
         space = dataclasses.replace(self, rules=self.rules + tuple(rules))
         space._check_baseline(f"space {self.name}", f" by a rule of {origin}")
         return space
+
+    def said_by(self, rule: WrittenRule, default: Callable[[str], Value | None] = lambda name: None
+                ) -> tuple[Rule, ...]:
+        """What a rule says of the space's own choices; `default` is what a server without a parameter has."""
+        return rule.among({p.name: p.choices for p in self.params}, default, {p.name: p.when for p in self.params})
+
+    def largest(self, name: str) -> int | None:
+        """The largest choice of a numeric parameter; None when the space has no such parameter."""
+        numbers = [c for p in self.params if p.name == name for c in p.choices if isinstance(c, int | float)]
+        return math.ceil(max(numbers)) if numbers else None
 
     def param(self, name: str) -> Param:
         return next(p for p in self.params if p.name == name)
@@ -214,7 +224,6 @@ class Space:
                 raise UsageError(f"{where}: belief names the unknown parameter {name}")
             self._check_values(name, tuple(factors), f"{where}: belief", f"'~space.belief.{name}' leaves it out")
         object.__setattr__(self, "baseline", self.check(self.baseline, f"{where}: baseline"))
-        self._check_baseline(where)
 
     def _check_written(self, rules: Sequence[WrittenRule], where: str) -> None:
         names = {p.name for p in self.params}

@@ -36,6 +36,11 @@ def sqlite_file(url: str) -> pathlib.Path | None:
     return pathlib.Path(path) if path and path != ":memory:" else None
 
 
+def sqlite_url(folder: pathlib.Path) -> str:
+    """The default storage of a study folder."""
+    return f"sqlite:///{folder / 'study.db'}"
+
+
 def with_driver(url: str) -> str:
     """A PostgreSQL URL with the driver that is installed here: psycopg (extra `postgresql`), else psycopg2."""
     scheme, separator, rest = url.partition("://")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pathlib
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from autotune.patience import MEND, patient
 from autotune.records import AutotuneError, Config, Crash, Measurement, UsageError, Value
 from autotune.space import Param, Space
 from autotune.storage import backend, hidden, open_storage, sqlite_file
+from autotune.storage import sqlite_url as sqlite_url
 from autotune.turns import Turns
 
 if TYPE_CHECKING:
@@ -272,11 +272,6 @@ def _tables(url: str, create: bool) -> contextlib.AbstractContextManager[None]:
     if not create and file is not None and not os.access(file.parent, os.W_OK):
         return contextlib.nullcontext()
     return Turns(url, SCHEMA).turn()
-
-
-def sqlite_url(folder: pathlib.Path) -> str:
-    """The default storage of a study folder."""
-    return f"sqlite:///{folder / 'study.db'}"
 
 
 def owner_id() -> str:

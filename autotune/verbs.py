@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from autotune import journal, preflight
+from autotune import checklist, journal, preflight
 from autotune.config import Settings
 from autotune.engine import gpulock
 from autotune.engine.leftovers import end_leftovers
@@ -24,6 +24,7 @@ from autotune.measure.power.meter import PowerSettings
 from autotune.origin import command_line, identity, provenance, versions
 from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError
 from autotune.rules import Rule
+from autotune.storage import sqlite_url
 
 if TYPE_CHECKING:
     from autotune.rayhosts import RayHosts
@@ -66,9 +67,18 @@ def run(verb: str, settings: Settings, verbose: bool) -> int:
 
 
 def check(settings: Settings) -> int:
-    """Print what this host lacks; exit 4 when the baseline cannot run."""
-    report = preflight.check(settings)
-    print(preflight.shown(report, settings))
+    """Print what this host lacks; exit 4 when the baseline, or the configuration asked for, cannot run."""
+    label, config = checklist.BASELINE, None
+    if settings.config != checklist.BASELINE:
+        from autotune import matrix as table
+
+        label, config = table.chosen(settings.config, settings.space, open_study(settings, create=False).records())
+    report = preflight.check(settings, config)
+    try:
+        count = preflight.side_by_side(settings, report.gpus, report.version)
+    except HostCannotRun as error:
+        count, report = 1, dataclasses.replace(report, problems=(*report.problems, str(error)))
+    print(checklist.shown(report, settings, count, label, config))
     return HostCannotRun.exit_code if report.problems else 0
 
 
@@ -111,7 +121,7 @@ def tune(settings: Settings) -> int:
                 decision = confirm(tuner, settings.study.confirm)
                 if decision is not None:
                     watcher.note(f"confirmation: {decision.state.replace('_', ' ')}: {decision.reason}")
-    tell(settings, study)
+    tell(dataclasses.replace(settings, out=None), study)  # out= is the launch file's
     for path in bugs.write(settings.folder, settings.space, study.records(), versions(study.attrs()["provenance"])):
         print(f"bug report: {path}")
     if stop.kind is StopKind.HOST:
@@ -278,10 +288,13 @@ def matrix(settings: Settings) -> int:
     from autotune import matrix as table
     from autotune.watch import Progress
 
+    if settings.executor.kind == "ray":
+        raise UsageError("matrix launches on its own host: leave executor=ray out")
     report, power, _ = here(settings)
     has_study = settings.study.storage is not None or (settings.folder / "study.db").exists()
     records = open_study(settings, create=False).records() if has_study else []
-    label, server = table.chosen(settings.config, settings.space, records)
+    label, config = table.chosen(settings.config, settings.space, records)
+    server = settings.space.split(config)[0]
     with Progress(settings.space.baseline, "", None) as watcher:
         rows = table.measure_all(bench(settings, report, power), server, label, settings.folder,
                                  table.cells(settings), watcher.stage,
@@ -293,7 +306,7 @@ def matrix(settings: Settings) -> int:
 
 def open_study(settings: Settings, create: bool = True, report: preflight.Preflight | None = None) -> Study:
     """The study of these settings; refuses to mix. Raises UsageError or AutotuneError with one line."""
-    from autotune.study import Study, sqlite_url
+    from autotune.study import Study
 
     url = settings.study.storage or sqlite_url(settings.folder)
     if not create and settings.study.storage is None and not (settings.folder / "study.db").exists():

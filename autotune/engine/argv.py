@@ -9,16 +9,13 @@ that the engine file cannot express raises UsageError: it is the space's or the 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
 
-from autotune.engine.spec import Action, EngineSpec, matches, text
+from autotune.engine.spec import PLACEHOLDER, Action, EngineSpec, matches, text
 from autotune.records import Config, UsageError, Value
 from autotune.space import Space
-
-PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_.]*)\}")
 
 
 class UnknownPlaceholder(UsageError):
@@ -101,19 +98,8 @@ def choose(engine: EngineSpec, name: str, value: Value, version: str | None) -> 
 def variables(engine: EngineSpec, space: Space, server: Config, *, host: str, port: int | str,
               device: str) -> dict[str, str]:
     """What placeholders in an engine file may name."""
-    values = {"host": host, "port": str(port), "device": device, "python": engine.python or sys.executable}
-    values.update({f"model.{key}": path for key, path in space.model.items()})
-    values.update({key: value for key, value in engine.vars.items()})
-    values.update({f"config.{key}": text(value) for key, value in server.items()})
-    values["max_concurrency"] = str(largest(space, "concurrency") or 1)
-    values["max_context"] = str(largest(space, "context") or 0)
-    return values
-
-
-def largest(space: Space, name: str) -> int | None:
-    """The largest choice of a numeric load parameter; None when the space has no such parameter."""
-    numbers = [c for p in space.params if p.name == name for c in p.choices if isinstance(c, int | float)]
-    return math.ceil(max(numbers)) if numbers else None
+    return {"host": host, "port": str(port), "device": device, "python": engine.python or sys.executable,
+            **engine.constants(space), **{f"config.{key}": text(value) for key, value in server.items()}}
 
 
 def fill(template: str, values: Mapping[str, str], engine: str) -> str:

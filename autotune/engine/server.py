@@ -93,7 +93,7 @@ class Server:
         self.url = f"http://{host}:{port}"
         self.port = port
         self.log = folder / "server.log"
-        self.redactor = Redactor.from_command(command.argv, command.env, os.environ)
+        self.redactor = Redactor.from_command(command.argv, command.env, engine.vars, os.environ)
         self.stages = StageReader(self.log, engine.stages)
         self.marker = uuid.uuid4().hex
         self.started = time.monotonic()

@@ -23,6 +23,7 @@ from autotune.space import Space
 KEYS = {"name", "describe", "command", "python", "env", "vars", "args", "params", "rules", "version", "ready",
         "stages", "stage_limits_s", "request", "metrics", "info", "config_file", "stop"}
 ACTION_KEYS = {"flag", "switch", "off_switch", "args", "env", "gpus", "versions", "needs"}
+PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_.]*)\}")
 PATH = re.compile(r"/[!-~]*")
 APIS = ("openai_completions", "sglang_generate")
 PARAM_KEYS = ACTION_KEYS | {"choices", "default"}
@@ -149,7 +150,9 @@ class EngineSpec:
     package: str | None = None
     version: str | None = None
     spelled_in: tuple[str, ...] = ()
-    """Files and folders of the installed module that name every flag it knows (see `engine.spelling`)."""
+    """Files and folders of the installed module that spell every flag it knows (see `engine.spelling`)."""
+    named_in: tuple[str, ...] = ()
+    """Those that name what else it knows: variables of the environment, algorithms."""
     ready: Ready = Ready()
     stages: tuple[StageMark, ...] = ()
     stage_limits_s: Mapping[Stage, float] = dataclasses.field(default_factory=dict)
@@ -169,7 +172,7 @@ class EngineSpec:
         if not isinstance(raw.get("python") or "", str):
             raise UsageError(f"{where}: python must be the path of an interpreter, not {raw.get('python')!r}")
         version = raw.get("version") or {}
-        _known(version, {"package", "use", "spelled_in"}, f"{where}: version")
+        _known(version, {"package", "use", "spelled_in", "named_in"}, f"{where}: version")
         params = {str(name): _param(spec, f"{where}: params.{name}")
                   for name, spec in (raw.get("params") or {}).items() if spec is not None}
         return cls(
@@ -180,6 +183,7 @@ class EngineSpec:
             rules=tuple(_engine_rule(i, f"{where}: rules") for i in _entries(raw.get("rules"), f"{where}: rules")),
             package=version.get("package"), version=_version(version.get("use"), where),
             spelled_in=_inside(version.get("spelled_in"), f"{where}: version.spelled_in"),
+            named_in=_inside(version.get("named_in"), f"{where}: version.named_in"),
             ready=_ready(raw.get("ready") or {}, where),
             stages=tuple(_mark(item, where) for item in raw.get("stages") or []),
             stage_limits_s={_stage(k, where): float(v) for k, v in _seconds(
@@ -193,16 +197,25 @@ class EngineSpec:
     def rules_for(self, space: Space, version: str | None = None) -> tuple[Rule, ...]:
         """The rules that say something about `space` under an engine version, in terms of its own parameters.
 
-        A condition on a parameter that the space does not have is decided by that parameter's default: it holds
+        A condition on a parameter that a configuration does not have is decided by that parameter's default: it holds
         and is left out, or the rule can never match and is dropped. So is one on values that are not among the choices.
         What is left names choices of the space as the space spells them.
         """
-        choices = {p.name: p.choices for p in space.params}
-        return tuple(found for rule in self.rules if matches(rule.versions, version)
-                     for found in rule.written.among(choices, self._default))
+        constants = self.constants(space)
 
-    def _default(self, name: str) -> Value | None:
-        return self.params[name].default if name in self.params else None
+        def default(name: str) -> Value | None:
+            value = self.params[name].default if name in self.params else None
+            return PLACEHOLDER.sub(lambda found: constants.get(found[1], found[0]), value) \
+                if isinstance(value, str) else value
+
+        return tuple(found for rule in self.rules if matches(rule.versions, version)
+                     for found in space.said_by(rule.written, default))
+
+    def constants(self, space: Space) -> dict[str, str]:
+        """What placeholders stand for in every server of a space alike."""
+        return {**{f"model.{key}": path for key, path in space.model.items()}, **self.vars,
+                "max_concurrency": str(space.largest("concurrency") or 1),
+                "max_context": str(space.largest("context") or 0)}
 
 
 def matches(specifier: str, version: str | None) -> bool:

@@ -68,7 +68,8 @@ def compare(stories: Sequence[Story]) -> Comparison:
 
 def _story(settings: Settings, name: str) -> Story:
     from autotune.review.sources import of_folder
-    from autotune.study import Study, sqlite_url
+    from autotune.storage import sqlite_url
+    from autotune.study import Study
 
     folder = next((p for p in (settings.outputs / name, pathlib.Path(name)) if (p / "study.db").is_file()), None)
     if settings.study.storage is None and folder is None:

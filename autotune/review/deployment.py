@@ -101,7 +101,7 @@ def deploy(settings: Settings, story: Story, record: TrialRecord, version: str |
     server = space.split(record.config)[0]
     command = build(marked_engine, marked_space, server, host=_mark("HOST"), port=_mark("PORT"),
                     device=settings.device, version=version)
-    secrets = _Secrets(command)
+    secrets = _Secrets(command, engine.vars)
     env: dict[str, Word] = {}
     for name, value in command.env.items():
         if not IDENTIFIER.match(name):
@@ -168,13 +168,13 @@ def _word(text: str) -> Word:
 
 
 class _Secrets:
-    """References in place of secrets: values of secret-looking flags and variables, and what holds one of them.
+    """References in place of secrets: values of secret-looking flags, variables and placeholders, and what holds one.
 
     `names` are the variables that carry them: a flag's own name, unless another value or the shell has it.
     """
 
-    def __init__(self, command: Command) -> None:
-        self.redactor = Redactor.from_command(command.argv, command.env)
+    def __init__(self, command: Command, placeholders: Mapping[str, str]) -> None:
+        self.redactor = Redactor.from_command(command.argv, command.env, placeholders)
         self.names: list[str] = []
         self._values: dict[str, str] = {}
 

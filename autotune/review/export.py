@@ -31,12 +31,12 @@ FORMATS: dict[str, tuple[str, Callable[[Deployment], str]]] = {
 def export(settings: Settings, study: Study) -> pathlib.Path:
     """Write the launch file and launch.json; returns the launch file's path.
 
-    Raises NothingFeasible when no configuration keeps the limits, UsageError for an unknown format or trial.
+    Raises NothingFeasible when no configuration keeps the limits, UsageError for an unknown trial.
     """
-    name, render = _format(settings.format)
+    name, render = FORMATS[settings.format]
     story = read(settings, study)
     deployment = deploy(settings, story, choose(story, settings.trial))
-    path = target(settings, name)
+    path = target(settings.out, settings.folder / name)
     write(path, render(deployment), executable=settings.format == "sh")
     write(beside(path), json.dumps({**deployment.origin, "format": settings.format, "file": path.name}, indent=1,
                                    default=str) + "\n")
@@ -67,12 +67,12 @@ def beside(path: pathlib.Path) -> pathlib.Path:
     return name if name != path else path.with_name(path.name + ".origin")
 
 
-def target(settings: Settings, name: str) -> pathlib.Path:
-    """Where the launch file goes: out=FILE, out=FOLDER (which exists, or ends in a slash), or the study's folder."""
-    if not settings.out:
-        return settings.folder / name
-    out = pathlib.Path(settings.out).expanduser()
-    return out / name if settings.out.endswith("/") or out.is_dir() else out
+def target(given: str | None, default: pathlib.Path) -> pathlib.Path:
+    """Where a file goes: out=FILE, out=FOLDER (which exists, or ends in a slash), or its default place."""
+    if not given:
+        return default
+    out = pathlib.Path(given).expanduser()
+    return out / default.name if given.endswith("/") or out.is_dir() else out
 
 
 def write(path: pathlib.Path, text: str, executable: bool = False) -> None:
@@ -84,9 +84,3 @@ def write(path: pathlib.Path, text: str, executable: bool = False) -> None:
     except OSError as error:
         kind = AutotuneError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else UsageError
         raise kind(f"cannot write {path}: {error.strerror or error}; the study is kept") from error
-
-
-def _format(name: str) -> tuple[str, Callable[[Deployment], str]]:
-    if name not in FORMATS:
-        raise UsageError(f"format must be one of {', '.join(FORMATS)}, not {name!r}")
-    return FORMATS[name]

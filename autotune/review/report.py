@@ -1,16 +1,19 @@
-"""The verb report: report.html and report.md in the study's folder, the summary on the terminal (or JSON)."""
+"""The verb report: report.html and report.md in the study's folder or at out=; the summary on the terminal, or JSON."""
 
 from __future__ import annotations
 
 import json
+import pathlib
 import sys
 from typing import TYPE_CHECKING
 
 from autotune.printable import KEPT, REPLACED, printable
+from autotune.records import UsageError
 from autotune.review import compare
+from autotune.review.blocks import Document
 from autotune.review.comparison import build as compared
 from autotune.review.document import build
-from autotune.review.export import write
+from autotune.review.export import target, write
 from autotune.review.formats.header import slug
 from autotune.review.markdown import markdown
 from autotune.review.page import html
@@ -31,9 +34,7 @@ def report(settings: Settings, study: Study) -> int:
 def _report(settings: Settings, study: Study) -> int:
     story = read(settings, study)
     document = build(story)
-    page = settings.folder / "report.html"
-    write(page, html(document))
-    write(settings.folder / "report.md", markdown(document))
+    page = _written(document, target(settings.out, settings.folder / "report.html"))
     if settings.report.format == "json":
         print(printable(as_json(story), keep=KEPT, instead=REPLACED))
         print(f"report: {page}", file=sys.stderr)
@@ -43,14 +44,22 @@ def _report(settings: Settings, study: Study) -> int:
     return 0
 
 
+def _written(document: Document, page: pathlib.Path) -> pathlib.Path:
+    """Write FILE.html and FILE.md, whichever was named; returns the first. Raises UsageError for another kind."""
+    if page.suffix not in (".html", ".md"):
+        raise UsageError(f"out={page}: a report is FILE.html with FILE.md beside it: name one of them, or a folder "
+                         "(one that is not there yet ends in a slash)")
+    write(page.with_suffix(".html"), html(document))
+    write(page.with_suffix(".md"), markdown(document))
+    return page.with_suffix(".html")
+
+
 def comparison(settings: Settings) -> int:
-    """Compare the studies of report.compare; writes outputs/compare-A-B.html and .md."""
+    """Compare the studies of report.compare; writes outputs/compare-A-B.html and .md, or those of out=."""
     found = compare.load(settings)
     document = compared(found)
     names = "-".join(slug(story.study) for story in found.stories).replace("autotune-", "")
-    page = settings.outputs / f"compare-{names}.html"
-    write(page, html(document))
-    write(page.with_suffix(".md"), markdown(document))
+    page = _written(document, target(settings.out, settings.outputs / f"compare-{names}.html"))
     if settings.report.format == "json":
         told = json.dumps(compare.as_data(found), indent=1, ensure_ascii=False, default=str)
         print(printable(told, keep=KEPT, instead=REPLACED))

@@ -10,7 +10,8 @@ from autotune.history import TrialRecord, crash_of
 from autotune.records import Crash, UsageError, config_key
 from autotune.search.protocol import Measured, Observation
 from autotune.space import Space
-from autotune.study import record_of, sqlite_url
+from autotune.storage import sqlite_url
+from autotune.study import record_of
 
 
 def past_observations(sources: Iterable[str], space: Space, objective: str) -> list[Observation]:

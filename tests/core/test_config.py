@@ -199,6 +199,38 @@ def test_a_rule_on_a_parameter_that_the_space_lacks_follows_the_default_of_the_e
               "++engine.params.unnamed={choices: {x: {}}, default: x}"])
 
 
+@pytest.mark.parametrize(("condition", "holds"), [
+    ("{above: 2}", True), ("{above: 3}", False), ("{at_least: 3}", True), ("{below: 3}", False), ("{at_most: 3}", True),
+    ("{other_than: 3}", False), ("{no_multiple_of: 2}", True), ("{none_of: [3]}", False), ("{like: '3*'}", True),
+    ("{unlike: '3*'}", False), ("{unlike: 'x*'}", True), ("{given: true}", True), ("{given: false}", False),
+    ("[2, 3]", True), ("{below: tree_budget}", True), ("{above: tree_budget}", False)])
+def test_a_condition_of_any_form_follows_the_default_of_a_parameter_that_the_space_lacks(condition: str,
+                                                                                         holds: bool) -> None:
+    space = load(["+space=local", f"++engine.rules=[{{unnamed: {condition}, tree_budget: 4, because: not with it}}]",
+                  "++engine.params.unnamed={choices: {3: {}}, default: 3}"]).space
+    assert space.forbidden({**space.baseline, "tree_budget": 4}) == ("not with it" if holds else None)
+
+
+def test_a_default_that_follows_the_load_is_compared_as_the_number_that_the_server_gets() -> None:
+    rule = "++engine.rules=[{tree_budget: {above: unnamed}, because: too many}]"
+    given = ["+space=local", rule, "++engine.params.unnamed={flag: --unnamed, default: '{max_concurrency}'}"]
+    loaded = load(given)
+    most = loaded.space.largest("concurrency")
+    budgets = [c for c in loaded.space.param("tree_budget").choices if isinstance(c, int)]
+    assert most is not None and min(budgets) <= most < max(budgets)
+    for budget in budgets:
+        reason = loaded.space.forbidden({**loaded.space.baseline, "tree_budget": budget})
+        assert reason == ("too many" if budget > most else None)
+
+
+def test_a_parameter_whose_condition_is_not_fulfilled_has_the_default_of_the_engine_too() -> None:
+    space = load(["+space=local", "++engine.rules=[{unnamed: {unlike: 'x*'}, tree_budget: 4, because: not with y}]",
+                  "++engine.params.unnamed={choices: {x: {}, y: {}}, default: y}",
+                  "+space.params.unnamed={choices: [x], when: {tree_budget: [0]}}", "+space.baseline.unnamed=x"]).space
+    assert space.forbidden({"tree_budget": 4}) == "not with y"
+    assert space.forbidden({"tree_budget": 0, "unnamed": "x"}) is None
+
+
 @pytest.mark.parametrize("version", ["banana", "''"])
 def test_a_version_that_cannot_be_compared_is_refused(version: str) -> None:
     with pytest.raises(UsageError, match="version.use must be a version such as"):

@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     {"config", "history", "turns", "heartbeat"},
     {"patience"},
     {"study", "preflight", "journal", "gate", "judge"},
-    {"fleet", "origin"},
+    {"fleet", "origin", "checklist"},
     {"trial"},
     {"remote"},
     {"search", "rayhosts", "slots"},

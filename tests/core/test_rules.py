@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.records import UsageError, Value
-from autotune.rules import COMPARISONS, parse_rules
+from autotune.rules import COMPARISONS, among, parse_rules
 from autotune.space import Space
 
 CHOICES: dict[str, tuple[Value, ...]] = {"budget": (0, 4, 8, 17), "topk": (1, 4, 8, 99), "layout": ("tp8", "tp4_dp2"),
@@ -101,3 +101,87 @@ def test_a_space_forbids_by_comparison_and_names_only_its_own_parameters() -> No
         Space.parse({**raw, "forbid": [{"concurrency": {"above": "bach"}, "because": "typo"}]})
     with pytest.raises(UsageError, match="baseline is forbidden: too many"):
         Space.parse({**raw, "forbid": [{"concurrency": {"at_least": 16}, "because": "too many"}]})
+
+
+FORMS: list[Any] = [
+    *({how: 2} for how in COMPARISONS), *({how: "block"} for how in COMPARISONS),
+    *({how: "block", "times": 2, "otherwise": 1} for how in COMPARISONS),
+    {"none_of": [1, "tp1"]}, {"like": ["1*", "*_dp*"]}, {"unlike": ["1*", "*_dp*"]}, {"given": True}, {"given": False},
+    {"above": 0, "unlike": "3"}, 1, [2, "tp1"]]
+"""Every form that a condition may have."""
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("default", [None, 0, 1, 2, 3, "4", "tp1", "tp4_dp2", True])
+def test_a_server_without_a_parameter_is_judged_by_its_default_whatever_the_form_of_the_condition(
+        form: Any, default: Value | None) -> None:
+    """Without it because the space lacks it, or because its condition is not fulfilled: as if it had been chosen."""
+    (rule,) = parse_rules([{"size": form, "on": True, "because": "no"}], "forbid")
+    has: dict[str, tuple[Value, ...]] = {"on": (True, False), "block": (1, 2)}
+    defaults = {} if default is None else {"size": default}
+    mode: tuple[Value, ...] = ("a", "b")
+    sizes: tuple[Value, ...] = (1, 2, 3)
+    lacking = rule.among(has, defaults.get)
+    optional = rule.among({**has, "mode": mode, "size": sizes}, defaults.get, {"size": {"mode": ("a",)}})
+    chosen = rule.among({**has, "size": (*sizes, *(d for d in defaults.values() if not among(d, sizes)))})
+    for block in (1, 2):
+        for on in (True, False):
+            config: dict[str, Value] = {"on": on, "block": block}
+            wanted = (form == {"given": False} and on if default is None else
+                      any(r.matches({**config, "size": default}) for r in chosen))
+            assert any(r.matches(config) for r in lacking) is wanted
+            assert any(r.matches({**config, "mode": "b"}) for r in optional) is wanted
+            for size in sizes:
+                there = {**config, "size": size}
+                assert any(r.matches({**there, "mode": "a"}) for r in optional) is any(r.matches(there) for r in chosen)
+
+
+@pytest.mark.parametrize("how", COMPARISONS)
+@pytest.mark.parametrize("default", [None, 2, 3, "4", "auto"])
+def test_a_comparison_goes_by_the_default_of_a_parameter_that_a_configuration_lacks(how: str,
+                                                                                    default: Value | None) -> None:
+    forms: list[dict[str, Any]] = [{how: "block"}, {how: "block", "otherwise": 5}]
+    for form in forms:
+        (rule,) = parse_rules([{"size": form, "because": "no"}], "forbid")
+        defaults = {} if default is None else {"block": default}
+        limit: Any = form.get("otherwise") if default in (None, "auto") else float(str(default))
+        sizes: tuple[Value, ...] = (1, 2, 3, 4, 5, 6)
+        lacking = rule.among({"size": sizes}, defaults.get)
+        optional = rule.among({"mode": ("a", "b"), "size": sizes, "block": (3,)}, defaults.get,
+                              {"block": {"mode": ("a",)}})
+        for size in range(1, 7):
+            wanted = limit is not None and COMPARISONS[how](size, limit)
+            assert any(r.matches({"size": size}) for r in lacking) is wanted
+            assert any(r.matches({"size": size, "mode": "b"}) for r in optional) is wanted
+            there = any(r.matches({"size": size, "mode": "a", "block": 3}) for r in optional)
+            assert there is COMPARISONS[how](size, 3)
+
+
+def test_what_a_configuration_lacks_is_followed_through_conditions_of_conditions() -> None:
+    (rule,) = parse_rules([{"depth": {"given": False}, "on": True, "because": "no"}], "forbid")
+    rules = rule.among({"kind": ("tree", "chain", "none"), "mode": ("a", "b"), "depth": (1, 2), "on": (True, False)},
+                       conditions={"mode": {"kind": ("tree", "chain")}, "depth": {"mode": ("a",), "kind": ("tree",)}})
+    cases: list[tuple[dict[str, Value], bool]] = [
+        ({"kind": "none"}, True), ({"kind": "tree", "mode": "b"}, True), ({"kind": "chain", "mode": "a"}, True),
+        ({"kind": "tree", "mode": "a", "depth": 1}, False)]
+    for config, wanted in cases:
+        assert any(r.matches({**config, "on": True}) for r in rules) is wanted, config
+        assert not any(r.matches({**config, "on": False}) for r in rules)
+
+
+def test_a_space_may_forbid_a_configuration_for_what_it_lacks() -> None:
+    space = Space.parse({
+        "name": "s", "engine": "e", "params": {"mode": {"choices": ["a", "b"]}, "on": {"choices": [True, False]},
+                                               "depth": {"choices": [1], "when": {"mode": ["a"]}}},
+        "forbid": [{"depth": {"given": False}, "on": True, "because": "too deep"}],
+        "baseline": {"mode": "a", "on": True, "depth": 1}})
+    assert space.forbidden({"mode": "b", "on": True}) == "too deep"
+    assert space.forbidden({"mode": "b", "on": False}) is None
+
+
+@pytest.mark.parametrize("when", [{"mode": ["a"]}, {"later": ["a"]}, {"depth": [1]}])
+def test_a_condition_on_what_is_not_there_before_is_one_line_also_where_a_rule_needs_it(when: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="not a parameter listed before it"):
+        Space.parse({"name": "s", "engine": "e", "params": {"depth": {"choices": [1], "when": when},
+                                                            "later": {"choices": ["a"], "when": {"depth": [1]}}},
+                     "forbid": [{"depth": {"given": False}, "because": "x"}], "baseline": {"depth": 1, "later": "a"}})

@@ -52,7 +52,7 @@ OVERRIDES = (
     "+engine.env.ODD_SECRET='canary62;|&x'",
     "+engine.args.more=[--flags,a]", "+engine.args.door={args:[--admin-api-key,canary63override]}",
     "+engine.args.gate={args:['--hf-token=canary64override'],env:{DB_PASS:canary65override,API_KEYS:canary66override}}",
-    "+engine.vars.access_token=canary67override")
+    "+engine.vars.access_token=canary67override", "+engine.args.spoken=[--flags,'{access_token}']")
 """Secrets on the command line, as variables, arguments and nested values."""
 
 

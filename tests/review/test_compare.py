@@ -66,6 +66,10 @@ def test_the_verb_writes_a_page_and_prints_the_tables(two: list[Story], make: Ca
     out = capsys.readouterr().out
     assert out.startswith("1 lever changed sign.")
     assert "tp=2" in (settings.outputs / "compare-one-two.html").read_text()
+    there = dataclasses.replace(settings, out=f"{settings.outputs}/elsewhere/both.html")
+    assert report(there, made.study) == 0
+    assert capsys.readouterr().out.endswith("elsewhere/both.html\n")
+    assert "tp=2" in (settings.outputs / "elsewhere" / "both.md").read_text()
     as_json = dataclasses.replace(settings, report=dataclasses.replace(settings.report, format="json"))
     report(as_json, made.study)
     data = json.loads(capsys.readouterr().out)

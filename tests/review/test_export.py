@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from autotune import config
+from autotune.config import load
 from autotune.engine.argv import build
 from autotune.engine.spec import EngineSpec
 from autotune.records import AutotuneError, NothingFeasible, UsageError
-from autotune.review.export import export
+from autotune.review.export import FORMATS, export
 from tests.review.studies import Made, baseline
 
 ODD = 'a folder "quoted" \'twice\'\nand a new line; $(touch hacked) `id` %n {x} #!'
@@ -108,6 +110,18 @@ def test_each_secret_of_an_export_has_a_variable_of_its_own_that_no_shell_has_se
     assert seen["env"]["WHERE"] == "five"
 
 
+def test_a_secret_placeholder_is_a_reference_whatever_flag_or_variable_it_goes_to(
+        make: Callable[..., Made], tmp_path: pathlib.Path) -> None:
+    made = make()
+    changed(made, engine={"vars": {"access_token": "s3cret-value-1", "threads": "1"},
+                          "args": [["--say", "{access_token}"]], "env": {"WHERE": "at {access_token}"}})
+    made.measure(baseline(made), 2.0)
+    path = export(made.settings, made.study)
+    assert "s3cret" not in path.read_text() + path.with_suffix(".json").read_text()
+    seen = run_script(path, tmp_path, SAY="one", WHERE="two")
+    assert seen["argv"][seen["argv"].index("--say") + 1] == "one" and seen["env"]["WHERE"] == "two"
+
+
 def test_a_command_that_was_not_measured_is_refused(small: Made) -> None:
     changed(small, engine={"params": {**small.settings.composed["engine"]["params"],
                                       "tree_budget": {"flag": "--other-budget"}}})
@@ -159,9 +173,10 @@ def test_out_takes_a_file_or_a_folder(small: Made, tmp_path: pathlib.Path) -> No
     assert export(empty, small.study) == small.settings.folder / "launch.sh"
 
 
-def test_an_unknown_format_names_the_known_ones(small: Made) -> None:
+def test_an_unknown_format_names_the_known_ones_before_anything_is_launched() -> None:
     with pytest.raises(UsageError, match="sh.*not 'helm'"):
-        export(dataclasses.replace(small.settings, format="helm"), small.study)
+        load(["+space=local", "format=helm"])
+    assert tuple(FORMATS) == config.FORMATS
 
 
 def test_a_full_disk_is_no_wrong_setting(small: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from autotune.history import read_pivots
-from autotune.records import Stage
+from autotune.records import Stage, UsageError
 from autotune.review.report import report
 from autotune.review.sources import read
 from autotune.review.verdict import headline
@@ -57,6 +57,26 @@ def written(made: Made) -> tuple[str, str]:
     """(html, markdown) of a study."""
     assert report(made.settings, made.study) == 0
     return ((made.settings.folder / "report.html").read_text(), (made.settings.folder / "report.md").read_text())
+
+
+@pytest.mark.parametrize("out", ["new folder/told.html", "new folder/told.md", "new folder/"])
+def test_a_report_goes_where_it_is_told_to(out: str, small: Made, tmp_path: pathlib.Path) -> None:
+    there = dataclasses.replace(small.settings, out=f"{tmp_path}/{out}")
+    for left in small.settings.folder.glob("report.*"):
+        left.unlink()
+    assert report(there, small.study) == 0
+    stem = "report" if out.endswith("/") else "told"
+    assert {path.name for path in (tmp_path / "new folder").iterdir()} == {f"{stem}.html", f"{stem}.md"}
+    assert (tmp_path / "new folder" / f"{stem}.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "new folder" / f"{stem}.md").read_text().startswith("# ")
+    assert not list(small.settings.folder.glob("report.*"))
+
+
+@pytest.mark.parametrize("out", ["told.pdf", "no such folder"])
+def test_a_report_is_not_written_as_another_kind_of_file(out: str, small: Made, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match="a report is FILE.html with FILE.md beside it"):
+        report(dataclasses.replace(small.settings, out=str(tmp_path / out)), small.study)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_acceptance_length_of_every_speculation_is_told_also_of_those_that_lost(make: Maker) -> None:

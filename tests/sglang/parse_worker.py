@@ -36,7 +36,9 @@ def main(jobs_file: str, results_file: str) -> None:
         os.environ.update({**outside, **job["env"]})
         results.append(attempt(job["argv"]))
     with open(results_file, "w") as file:
-        json.dump({"options": sorted(parser._option_string_actions), "results": results}, file)
+        json.dump({"options": sorted(parser._option_string_actions), "results": results, "choices": {
+            option: sorted(map(str, action.choices))
+            for option, action in parser._option_string_actions.items() if action.choices}}, file)
 
 
 def attempt(argv: list[str]) -> dict[str, Any]:

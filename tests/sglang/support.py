@@ -40,8 +40,13 @@ def small(engine: EngineSpec, version: str, **choices: Value) -> tuple[Space, Co
 
 def forbidden(engine: EngineSpec, version: str, **config: Value) -> str | None:
     """Why the engine's rules refuse a configuration, in a space that offers just it and something harmless."""
+    return next(iter(reasons(engine, version, **config)), None)
+
+
+def reasons(engine: EngineSpec, version: str, **config: Value) -> list[str]:
+    """Every reason for which the engine's rules refuse it."""
     space, _ = small(engine, version, **config)
-    return next((rule.because for rule in engine.rules_for(space, version) if rule.matches(space.baseline)), None)
+    return [rule.because for rule in engine.rules_for(space, version) if rule.matches(space.baseline)]
 
 
 def arguments(command: Command) -> list[str]:

@@ -25,7 +25,18 @@ from autotune.engine.spec import matches
 from autotune.engine.spelling import lacking
 from autotune.records import Value
 from tests.envs import ensure
-from tests.sglang.support import VARIANTS, VERSIONS, arguments, forbidden, fork_flags, pairwise, ruled, settings, small
+from tests.sglang.support import (
+    VARIANTS,
+    VERSIONS,
+    arguments,
+    forbidden,
+    fork_flags,
+    pairwise,
+    reasons,
+    ruled,
+    settings,
+    small,
+)
 
 HERE = pathlib.Path(__file__).parent
 SPACES = ("b300", "h200", "sglang_cpu")
@@ -35,6 +46,7 @@ NEEDED_BESIDE: Mapping[str, Mapping[str, Value]] = {
     "eagle_topk": {"speculation": "dflash"}, "draft_tokens": {"speculation": "ngram"},
 }
 """Parameters that only mean something with another one."""
+EAGLE: dict[str, Value] = {"speculation": "eagle3", "eagle_steps": 3, "draft_tokens": 4}
 FORK_FLAGS = {"--speculative-ddtree-budget", "--speculative-ddtree-topk"}
 PAIRS: Mapping[str, tuple[dict[str, Value], dict[str, Value]]] = {
     "eagle topk without steps": ({"speculation": "eagle3", "eagle_topk": 4},
@@ -49,6 +61,25 @@ PAIRS: Mapping[str, tuple[dict[str, Value], dict[str, Value]]] = {
     "dflash block": ({"speculation": "dflash", "draft_block": 0}, {"speculation": "dflash", "draft_block": 1}),
     "ngram window": ({"speculation": "ngram", "draft_window": 0}, {"speculation": "ngram", "draft_window": 1}),
     "chunks": ({"chunked_prefill": 1000, "page_size": 64}, {"chunked_prefill": 1024, "page_size": 64}),
+    "chunks of pages of 64": ({"attention_backend": "flashmla", "chunked_prefill": 1000},
+                              {"attention_backend": "flashmla", "chunked_prefill": 1024}),
+    "chunks of pages of 64, whatever is said": (
+        {"attention_backend": "flashmla", "chunked_prefill": 1040, "page_size": 16},
+        {"attention_backend": "triton", "chunked_prefill": 1040, "page_size": 16}),
+    "chunks of pages of 64, decoding": ({"decode_attention_backend": "flashmla", "chunked_prefill": 1000},
+                                        {"decode_attention_backend": "triton", "chunked_prefill": 1000}),
+    "chunks of pages of 64 of a rank": (
+        {"parallel": "tp8_dp_attention", "attention_backend": "flashmla", "chunked_prefill": 256},
+        {"parallel": "tp8_dp_attention", "attention_backend": "flashmla", "chunked_prefill": 512}),
+    "no pages": ({"page_size": 0}, {"page_size": 1}),
+    "ngram, pages of what SGLang takes by itself": (
+        {"speculation": "ngram", "page_size": 16},
+        {"speculation": "ngram", "page_size": 16, "attention_backend": "flashinfer"}),
+    "ngram, pages of the backend": ({"speculation": "ngram", "attention_backend": "flashmla"},
+                                    {"speculation": "ngram", "attention_backend": "triton"}),
+    "eagle, pages of the backend": (
+        {**EAGLE, "eagle_topk": 4, "attention_backend": "flashmla"},
+        {**EAGLE, "eagle_topk": 1, "attention_backend": "flashmla"}),
     "no chunks": ({"chunked_prefill": 65, "page_size": 64}, {"chunked_prefill": -1, "page_size": 64}),
     "chunks of tp2": ({"parallel": "tp2", "chunked_prefill": 1000, "page_size": 64},
                       {"parallel": "tp2", "chunked_prefill": 1024, "page_size": 64}),
@@ -66,6 +97,9 @@ PAIRS: Mapping[str, tuple[dict[str, Value], dict[str, Value]]] = {
          "quantization": "modelopt_fp4"},
         {"parallel": "ep8", "moe_a2a_backend": "none", "moe_runner_backend": "flashinfer_cutedsl",
          "quantization": "modelopt_fp4"}),
+    "cutedsl format": (
+        {"parallel": "ep8", "moe_runner_backend": "flashinfer_cutedsl", "quantization": "w8a8_fp8"},
+        {"parallel": "ep8", "moe_runner_backend": "flashinfer_cutedsl", "quantization": "modelopt_fp4"}),
     "cutlass fp8": ({"parallel": "ep8", "moe_runner_backend": "cutlass", "quantization": "fp8"},
                     {"parallel": "tp8", "moe_runner_backend": "cutlass", "quantization": "fp8"}),
     "flashinfer cutlass": ({"parallel": "tp8", "moe_runner_backend": "flashinfer_cutlass", "quantization": "w8a8_fp8"},
@@ -90,16 +124,20 @@ LATER: Mapping[str, tuple[dict[str, Value], dict[str, Value]]] = {
                        {"parallel": "ep8", "moe_a2a_backend": "deepep", "moe_runner_backend": "flashinfer_cutedsl",
                         "quantization": "modelopt_fp4"}),
     "attention": ({"attention_backend": "cutlass_mla"}, {"attention_backend": "triton"}),
+    "chunks of hpc_ops": ({"attention_backend": "hpc_ops", "chunked_prefill": 1000}, {}),
+    "ngram, hpc_ops": ({"speculation": "ngram", "attention_backend": "hpc_ops"}, {}),
 }
 """The same for 0.5.23 alone; {} where no neighbour is accepted without a GPU."""
 EARLIER: Mapping[str, tuple[dict[str, Value], dict[str, Value]]] = {
     "exchange": ({"parallel": "ep8", "moe_a2a_backend": "deepep_v2"}, {"parallel": "ep8", "moe_a2a_backend": "deepep"}),
     "attention": ({"attention_backend": "hpc_ops"}, {"attention_backend": "triton"}),
+    "ngram, pages of 128": ({"speculation": "ngram", "attention_backend": "cutlass_mla"}, {}),
     "flashinfer exchange, deep_gemm": (
         {"parallel": "ep8_dp_attention", "moe_a2a_backend": "flashinfer", "moe_runner_backend": "deep_gemm"}, {}),
 }
 WORDS = re.compile(
-    r"^AssertionError: $|must match|draft-window-size must be|block-size to be positive|divisible by page_size|"
+    r"^AssertionError: $|^ZeroDivisionError|page_size.*> 1|"
+    "must match|draft-window-size must be|block-size to be positive|divisible by page_size|"
     "moe_dense_tp_size only|schedule_conservativeness must|MoE A2A is|cutedsl supports moe_a2a|supported with ep_size|"
     "Invalid quantization|invalid choice|supports only --moe-runner|only supported with --moe-runner|low-latency mode|"
     "requires attention DP|backend requires --moe-runner|low_latency dispatch")
@@ -237,8 +275,11 @@ def traps(version: str) -> dict[str, tuple[list[str], dict[str, str]]]:
 
 
 @functools.cache
-def parsed(version: str) -> tuple[dict[str, Outcome], dict[str, list[Outcome]], frozenset[str]]:
-    """(traps by name, outcomes by space or "parameters", every option of the release), all from one process."""
+def parsed(version: str) -> tuple[dict[str, Outcome], dict[str, list[Outcome]], dict[str, frozenset[str]]]:
+    """(traps by name, outcomes by space or "parameters", choices of every option of the release), from one process.
+
+    An option that takes any value has no choices.
+    """
     groups: dict[str, list[tuple[list[str], dict[str, str]]]] = {name: space_jobs(name, version) for name in SPACES}
     groups["parameters"] = parameter_jobs(version)
     named = traps(version)
@@ -261,7 +302,8 @@ def parsed(version: str) -> tuple[dict[str, Outcome], dict[str, list[Outcome]], 
     split: dict[str, list[Outcome]] = {}
     for name, group in groups.items():
         split[name], outcomes = outcomes[:len(group)], outcomes[len(group):]
-    return dict(zip(named, split.pop("traps"), strict=True)), split, frozenset(answer["options"])
+    options = {option: frozenset(answer["choices"].get(option, ())) for option in answer["options"]}
+    return dict(zip(named, split.pop("traps"), strict=True)), split, options
 
 
 @pytest.fixture(params=VERSIONS)
@@ -304,7 +346,7 @@ def test_flags_of_the_variants_are_the_forks_own(version: str) -> None:
 
 def test_what_a_release_has_is_found_in_its_source_and_what_it_lacks_is_not(version: str) -> None:
     """As `check` looks it up, without importing SGLang: no flag of ours may be said to be missing by mistake."""
-    options = parsed(version)[2]
+    options = set(parsed(version)[2])
     for name in ("h200", "b300"):
         engine = settings(name, f"engine.python={ensure(f'sglang-{version}')}").engine
         actions = [a for p in engine.params.values() for found in (p.any_value, *p.choices.values()) for a in found]
@@ -313,6 +355,22 @@ def test_what_a_release_has_is_found_in_its_source_and_what_it_lacks_is_not(vers
         assert len(wanted) > 50
         assert set(lacking(engine, wanted)) == {w for w in wanted if w.startswith("--")} - options | (
             {"DDTREE"} if name == "b300" else set())
+        assert lacking(engine, sorted(o for o in options if o.startswith("--") and o != "--help")) == ()
+
+
+def test_choices_of_the_other_release_only_are_refused_and_those_of_both_are_not(version: str) -> None:
+    """Whatever parameter takes them: such a launch would end at arg-parse."""
+    engine = settings("h200").engine
+    here, there = parsed(version)[2], parsed(next(v for v in VERSIONS if v != version))[2]
+    apart = 0
+    for name, spec in engine.params.items():
+        for flag in (action.args[0] for action in spec.any_value if "{value}" in action.args):
+            for choice in (here[flag] | there[flag]) if here[flag] and there[flag] else ():
+                told = reasons(engine, version, **{name: choice})
+                known = not any(re.match(r"0\.5\.(16 does not know|23 dropped) th", reason) for reason in told)
+                assert known is (choice in here[flag]), f"{name}={choice}: {told or 'no rule'}"
+                apart += not known
+    assert apart >= (20 if version == "0.5.16" else 8)
 
 
 def test_nvls_is_off_unless_chosen_whatever_the_caller_had_set(version: str) -> None:

