@@ -3,8 +3,9 @@
     python tests/benchmarks/overhead.py [--concurrency 64] [--windows 3] +space=local [overrides]
 
 Launches the space's baseline server and measures it as a study does. `client` is the load client's CPU time over the
-window, `tuner` that of this process (counters, power, estimates) from warm-up to the end of the window, both as
-shares of one core.
+window, `tuner` that of this process (counters, power, estimates, watching the server) between the first and the last
+line of progress of the window, `whole` the same for all of the measurement: its first request, starting the client,
+warm-up, window, percentiles and files. All are shares of one core.
 """
 
 from __future__ import annotations
@@ -29,19 +30,30 @@ def measure(overrides: Sequence[str], level: int, windows: int) -> None:
     settings, bench = opened(overrides)
     server = settings.space.split(settings.space.baseline)[0]
     folder = settings.folder / "launches" / f"overhead-{time.time_ns()}"
-    with bench.launch(server, folder, lambda text, after_s: None) as live:
+    edges: list[tuple[float, float]] = []  # (wall clock, CPU time), in s, at each line of progress of a window
+
+    def progress(text: str, after_s: float) -> None:
+        if text.startswith("window"):
+            edges.append((time.monotonic(), time.process_time()))
+
+    with bench.launch(server, folder, progress) as live:
         if live.crash is not None:
             raise SystemExit(f"the launch crashed: {live.crash}")
         for number in range(windows):
+            edges.clear()
             cpu_s, wall_s = time.process_time(), time.monotonic()
             found = live.measure({"concurrency": level}, f"overhead-{number}")
             if isinstance(found, Crash):
                 raise SystemExit(f"the server died under load: {found}")
-            tuner = (time.process_time() - cpu_s) / (time.monotonic() - wall_s)
+            whole = (time.process_time() - cpu_s) / (time.monotonic() - wall_s)
+            if len(edges) < 2:
+                raise SystemExit("the window is too short for this: workload.window_s=5")
+            tuner = (edges[-1][1] - edges[0][1]) / (edges[-1][0] - edges[0][0])
             client = found.client_cpu_share
             assert client is not None
             print(f"C={level}  {found.output_tokens / found.window_s:.0f} tok/s over {found.window_s:.0f} s  "
-                  f"client {client:.2%}  tuner {tuner:.2%}  together {client + tuner:.2%} of a core  "
+                  f"client {client:.2%}  tuner {tuner:.2%}  together {client + tuner:.2%} of a core, "
+                  f"the tuner over the whole measurement {whole:.2%}  "
                   f"{', '.join(found.reasons)}", flush=True)
 
 
