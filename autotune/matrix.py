@@ -88,7 +88,8 @@ def save(folder: pathlib.Path, row: Mapping[str, Any]) -> None:
         before = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         before = []
-    write_json(path, [old for old in before if _cell(old) != _cell(row)] + [dict(row)])
+    rows = [old for old in before if isinstance(old, dict)] if isinstance(before, list) else []
+    write_json(path, [old for old in rows if _cell(old) != _cell(row)] + [dict(row)])
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
