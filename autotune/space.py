@@ -9,7 +9,6 @@ A parameter's choices are ordered. `load: true` marks a load part, changed on a 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import random
 import re
@@ -19,7 +18,7 @@ from typing import Any
 from autotune.printable import printable
 from autotune.records import Config, UsageError, Value, canonical, config_key, digest
 from autotune.redact import Redactor
-from autotune.rules import Rule, WrittenRule, among, parse_rules
+from autotune.rules import Rule, WrittenRule, among, parse_rules, text
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "baseline", "describe",
@@ -276,8 +275,13 @@ def _param(name: Any, spec: Any, where: str) -> Param:
             raise UsageError(f"{at}: {_short(choice)} is not a text, number or boolean")
         if isinstance(choice, str):
             _public(choice, name, at)
-    if any(among(a, (b,)) for a, b in itertools.combinations(choices, 2)):
-        raise UsageError(f"{at}: a choice is listed twice")
+    equal, spelled = dict[Value, Value](), dict[str, Value]()
+    for choice in choices:  # the storage takes 1 for true, and a command line "1" for 1
+        other = equal.get(choice, spelled.get(text(choice)))
+        if other is not None:
+            raise UsageError(f"{at}: a choice is listed twice" if among(choice, (other,)) else
+                             f"{at}: {other!r} and {choice!r} cannot be told apart: leave one out")
+        equal[choice] = spelled[text(choice)] = choice
     if name == "concurrency" and not all(isinstance(c, int) and not isinstance(c, bool) and 0 < c <= MOST_AT_ONCE
                                          for c in choices):
         raise UsageError(f"{at}: concurrency takes positive whole numbers up to {MOST_AT_ONCE}, not {_list(choices)}")

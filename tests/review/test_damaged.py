@@ -1,4 +1,4 @@
-"""A study's database that somebody edited, or another tool wrote to: whoever reads it says in one line what is wrong."""
+"""A study's database that somebody edited, or another tool wrote to: every reader says in one line what is wrong."""
 
 from __future__ import annotations
 
