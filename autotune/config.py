@@ -210,6 +210,8 @@ SECTIONS: dict[str, type[Any]] = {
     "power": PowerSettings, "agreement": AgreementSettings, "workload": WorkloadSettings, "server": ServerSettings,
     "study": StudySettings, "matrix": MatrixSettings, "report": ReportSettings,
     "executor": ExecutorSettings, "parallel": ParallelSettings}
+PLACES = {"study": ("storage", "warm_start")}
+"""Settings that name a database, which a space must not."""
 DEVICES = ("auto", "cpu", "cuda")
 SCALARS = {"objective": str, "device": str, "outputs": str, "config": str, "format": str}
 
@@ -368,6 +370,7 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
     for name in OVERLAYS:
         overlay = cfg["space"].get(name)
         if overlay is not None:
+            _no_places(overlay, name, keys)
             cfg[name] = _overlay(cfg[name] or {}, overlay, name, keys)
     space = Space.parse(cfg["space"], f"space {cfg['space'].get('name')}")
     if not isinstance(cfg.get("engine"), dict):
@@ -452,6 +455,15 @@ def _overlay(base: dict[str, Any], overlay: Any, name: str, keys: set[str]) -> d
             deeper = {k.split(".", 1)[1] for k in keys if k.startswith(f"{name}.")}
             merged[key] = _overlay(base[key], value, key, deeper)
     return merged
+
+
+def _no_places(overlay: Any, name: str, keys: set[str]) -> None:
+    """Refuse a space that says where results go or come from: its author would choose the file that is written to, or
+    the host that learns of them. Raises UsageError."""
+    for key in PLACES.get(name, ()):
+        if isinstance(overlay, dict) and overlay.get(key) and f"{name}.{key}" not in keys and name not in keys:
+            raise UsageError(f"the space names {name}.{key}, which only the command line may: "
+                             f"{name}.{key}={'[...]' if isinstance(overlay[key], list) else '...'}")
 
 
 def _one_line(error: Exception) -> str:

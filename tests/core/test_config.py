@@ -52,6 +52,17 @@ def test_a_folder_of_ones_own_adds_spaces_and_engines(tmp_path: pathlib.Path, mo
     assert "mine" in space_files()
 
 
+@pytest.mark.parametrize(("setting", "key"), [
+    ('storage: "postgresql://elsewhere.example/db"', "storage"), ('storage: "sqlite:////home/me/cookies.db"', "storage"),
+    ("warm_start: [/home/me/cookies.db]", "warm_start")])
+def test_a_space_does_not_say_which_database_is_written_to(tmp_path: pathlib.Path, setting: str, key: str) -> None:
+    (tmp_path / "mine.yaml").write_text(f"defaults: [local, _self_]\nname: mine\nstudy: {{{setting}}}\n")
+    with pytest.raises(UsageError, match=f"the space names study.{key}, which only the command line may"):
+        load(["+space=mine"], [str(tmp_path)])
+    chosen = load(["+space=mine", "study.storage=sqlite:///my.db", "study.warm_start=[]"], [str(tmp_path)]).study
+    assert (chosen.storage, chosen.warm_start) == ("sqlite:///my.db", [])
+
+
 @pytest.mark.parametrize(("overrides", "message"), [
     ([], "pass \\+space=NAME; spaces: .*local"),
     (["+spce=local"], "not spce"),
