@@ -42,7 +42,7 @@ class Gate:
             before, runs = (kept["asked"], kept["runs"]) if isinstance(kept, dict) else ({}, kept)
             outputs = [[Output(str(text), int(tokens)) for text, tokens in run] for run in runs]
             before = {"prompts": len(outputs[0]), **before} if outputs else {}
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return []
         other = {name: before[name] for name, now in self._asked().items() if before.get(name, now) != now}
         if other or any(len(run) != self.settings.prompts for run in outputs):
