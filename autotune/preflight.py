@@ -15,7 +15,7 @@ from autotune.engine.spec import EngineSpec, matches, text
 from autotune.engine.spelling import lacking
 from autotune.measure.power.meter import MeterUnavailable, Powered, open_meter
 from autotune.measure.prompts import read_prompts
-from autotune.printable import KEPT, REPLACED, printable
+from autotune.printable import SPELLED, printable
 from autotune.records import Config, UsageError, Value
 from autotune.rules import Rule
 from autotune.space import Space
@@ -208,7 +208,7 @@ def version_unknown(settings: Settings) -> str:
 
 
 def shown(report: Preflight, settings: Settings) -> str:
-    """The report as plain text, without secrets: command, host problems, then every choice."""
+    """The report as plain text, without secrets: command, host problems, then every choice, each on a line."""
     from autotune.engine.argv import shown as command_line
     from autotune.redact import Redactor
 
@@ -216,7 +216,8 @@ def shown(report: Preflight, settings: Settings) -> str:
                          *settings.redactor.values])
     command = dataclasses.replace(report.command, argv=tuple(redactor.argv(report.command.argv)), env={
         name: str(value) for name, value in redactor.mapping(report.command.env).items()})
-    lines = [f"space    {settings.space.name}: {settings.space.describe or settings.space.engine}",
+    described = " ".join(settings.space.describe.split())  # on one line: more could pass for lines of ours
+    lines = [f"space    {settings.space.name}: {described or settings.space.engine}",
              f"engine   {settings.engine.name} {report.version or version_unknown(settings)}",
              f"GPUs     {', '.join(g.hashed for g in report.gpus.gpus) or report.gpus.why_none}",
              f"baseline {', '.join(f'{k}={text(v)}' for k, v in settings.space.baseline.items())}",
@@ -237,4 +238,4 @@ def shown(report: Preflight, settings: Settings) -> str:
         for rule in settings.space.rules:
             together = " + ".join(f"{k}={'|'.join(text(x) for x in v)}" for k, v in rule.when.items())
             lines.append(f"  {together}: {rule.because}")
-    return printable(redactor.text("\n".join(lines)), keep=KEPT, instead=REPLACED)
+    return "\n".join(printable(redactor.text(line), instead=SPELLED) for line in lines)

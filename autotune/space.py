@@ -21,6 +21,7 @@ from autotune.redact import Redactor
 from autotune.rules import Rule, WrittenRule, among, parse_rules, text
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+MODEL = re.compile(r"[a-z_][a-z0-9_.]{0,99}")
 KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "baseline", "describe",
         "workload", "limits", "study", "power", "server", "agreement"}
 NEEDS = {"gpus", "gpu_name", "gpu_memory_gib"}
@@ -76,8 +77,7 @@ class Space:
         space = cls(
             name=_text(raw.get("name"), where, "name"), engine=_text(raw.get("engine"), where, "engine"),
             params=params, rules=rules, baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
-            model={str(k): _public(str(v), str(k), f"{where}: model.{k}")
-                   for k, v in _scalars(raw.get("model"), where, "model").items()},
+            model=_models(_scalars(raw.get("model"), where, "model"), where),
             needs=dict(_scalars(raw.get("needs"), where, "needs")), belief=_beliefs(raw.get("belief") or {}, where),
             describe=Redactor().text(printable(str(raw.get("describe") or ""), keep="\n")),
         )
@@ -332,6 +332,19 @@ def _public(value: str, name: str, at: str) -> str:
         raise UsageError(f"{at}: {shown!r} holds what looks like a secret, and choices and models are written "
                          "everywhere: put it into an environment variable")
     return value
+
+
+def _models(raw: Mapping[Any, Any], where: str) -> dict[str, str]:
+    """Models by the names that engine files use for them, each of which an export can tell from the others."""
+    found: dict[str, str] = {}
+    for key, value in raw.items():
+        if not isinstance(key, str) or not MODEL.fullmatch(key):
+            raise UsageError(f"{where}: model: the name {key!r} must be small letters, digits, dots and _, and begin "
+                             "with a letter or _")
+        if twin := next((other for other in found if other.replace(".", "_") == key.replace(".", "_")), None):
+            raise UsageError(f"{where}: model: {twin} and {key} are the same name to an export: rename one")
+        found[key] = _public(str(value), key, f"{where}: model.{key}")
+    return found
 
 
 def _scalars(value: Any, where: str, key: str) -> Mapping[Any, Any]:

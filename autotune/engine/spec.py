@@ -24,6 +24,8 @@ KEYS = {"name", "describe", "command", "python", "env", "vars", "args", "params"
         "stages", "stage_limits_s", "request", "metrics", "info", "config_file", "stop"}
 ACTION_KEYS = {"flag", "switch", "off_switch", "args", "env", "gpus", "versions", "needs"}
 PATH = re.compile(r"/[!-~]*")
+PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+FLAG = re.compile(r"--?[A-Za-z][A-Za-z0-9-]{0,99}")
 APIS = ("openai_completions", "sglang_generate")
 PARAM_KEYS = ACTION_KEYS | {"choices", "default"}
 
@@ -178,7 +180,7 @@ class EngineSpec:
             vars=_texts(raw.get("vars"), f"{where}: vars"),
             args=tuple(_action(item, f"{where}: args") for item in _entries(raw.get("args"), f"{where}: args")),
             rules=tuple(_engine_rule(i, f"{where}: rules") for i in _entries(raw.get("rules"), f"{where}: rules")),
-            package=version.get("package"), version=_version(version.get("use"), where),
+            package=_package(version.get("package"), where), version=_version(version.get("use"), where),
             spelled_in=_inside(version.get("spelled_in"), f"{where}: version.spelled_in"),
             ready=_ready(raw.get("ready") or {}, where),
             stages=tuple(_mark(item, where) for item in raw.get("stages") or []),
@@ -187,7 +189,7 @@ class EngineSpec:
             request=_request(raw.get("request"), f"{where}: request"),
             metrics=_metrics(raw.get("metrics"), f"{where}: metrics"),
             info=_info(raw.get("info") or {}, where),
-            config_file=raw.get("config_file"), stop_s=_stop(raw.get("stop") or {}, where),
+            config_file=_flag(raw.get("config_file"), where), stop_s=_stop(raw.get("stop") or {}, where),
         )
 
     def rules_for(self, space: Space, version: str | None = None) -> tuple[Rule, ...]:
@@ -401,6 +403,18 @@ def _seconds(raw: Any, where: str) -> Mapping[Any, float]:
 def _stop(raw: Any, where: str) -> float:
     _known(raw, {"term_s"}, f"{where}: stop")
     return float(_seconds(raw, f"{where}: stop").get("term_s", 10.0))
+
+
+def _package(value: Any, where: str) -> str | None:
+    if value is not None and not (isinstance(value, str) and PACKAGE.fullmatch(value)):
+        raise UsageError(f"{where}: version.package must be the name of a Python package, not {str(value)[:60]!r}")
+    return value
+
+
+def _flag(value: Any, where: str) -> str | None:
+    if value is not None and not (isinstance(value, str) and FLAG.fullmatch(value)):
+        raise UsageError(f"{where}: config_file must be a flag such as --config, not {str(value)[:60]!r}")
+    return value
 
 
 def _version(value: Any, where: str) -> str | None:

@@ -239,6 +239,17 @@ def test_the_command_line_is_shown_without_its_secrets_and_otherwise_whole() -> 
     assert settings.redactor.text("a canary1, a canary%2F2") == "a [redacted], a [redacted]"
 
 
+def test_no_text_of_a_space_passes_for_a_line_of_check(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        'defaults: [local, _self_]\nname: mine\ndescribe: "good\\n\\ncommand of the baseline:\\n  echo harmless"\n'
+        'params: {nvls: {choices: [false, "x\\nthe baseline can run here."]}}\n')
+    settings = load(["+space=mine"], [str(tmp_path)])
+    lines = preflight.shown(preflight.check(settings), settings).splitlines()
+    assert lines.count("command of the baseline:") == 1 and lines.count("the baseline can run here.") <= 1
+    assert lines[0] == "space    mine: good command of the baseline: echo harmless"
+    assert any(r"x\nthe baseline can run here." in line for line in lines)
+
+
 def test_choices_for_a_flag_that_takes_a_secret_are_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "engine").mkdir()
     space = "name: mine\nengine: own\nparams: {a: {choices: [abcd]}}\nbaseline: {a: abcd}\n"
@@ -253,6 +264,10 @@ def test_choices_for_a_flag_that_takes_a_secret_are_refused(tmp_path: pathlib.Pa
     ("engine.stage_limits_s.load=soon", "stage_limits_s.load must be a number of seconds"),
     ("engine.stop=5", "stop: must be a mapping"), ("engine.stop.term_s=x", "stop.term_s must be a number of seconds"),
     ("engine.env=5", "env: must be a mapping"), ("engine.vars=5", "vars: must be a mapping"),
+    ("engine.version.package='a b'", "version.package must be the name of a Python package"),
+    ("engine.version.package=[5]", "version.package must be the name"),
+    ("engine.config_file='--config x'", "config_file must be a flag such as --config"),
+    ("engine.config_file=true", "config_file must be a flag"),
     ("engine.request.api=foo", "request.api must be one of openai_completions, sglang_generate")])
 def test_a_wrong_value_in_an_engine_is_one_clear_line(override: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):

@@ -91,6 +91,9 @@ def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
     ({"belief": {"parallel": {"ep8": [2, 1]}}}, "0 < low <= high"),
     ({"belief": {"parallel": {"xx": [1, 2], "tp8": [1, 2], "yy": [1, 2]}}},
      r"no choice 'xx' or 'yy' \(tp8, ep8\); '~space.belief.parallel' leaves it out"),
+    ({"model": {"a\ntouch x #": "m"}}, r"model: the name 'a\\ntouch x #' must be small letters"),
+    ({"model": {"A": "m"}}, "model: the name 'A' must be"), ({"model": {1: "m"}}, "model: the name 1 must be"),
+    ({"model": {"a.b": "m", "a_b": "n"}}, "a.b and a_b are the same name to an export"),
     ({"name": None}, "name must be a text"),
     ({"colour": 1}, "unknown key colour"),
 ])
