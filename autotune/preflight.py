@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from autotune.config import Settings
-from autotune.engine.argv import Command, UnknownPlaceholder, build, choose, chosen, needed, variables
+from autotune.engine.argv import Command, UnknownPlaceholder, build, choose, chosen, gpus_of, needed, variables
 from autotune.engine.probe import Gpus, engine_version, gpu_users, installed, interpreter_problem, visible_gpus
 from autotune.engine.spec import EngineSpec, matches, text
 from autotune.engine.spelling import lacking
@@ -185,11 +185,9 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
     """Why one choice cannot run here."""
     try:
         action = choose(settings.engine, name, value, version)
+        wanted = gpus_of(action, value)
     except UsageError as error:
         return [str(error)]
-    if action.gpus == "value" and not str(value).isdecimal():
-        return [f"{value!r} is not a number of GPUs"]
-    wanted = int(value) if action.gpus == "value" else int(action.gpus)
     ray = settings.executor.kind == "ray"  # where this host sees only the GPUs that a launch like the baseline's gets
     problems = gpu_problem(wanted, gpus, settings) if wanted > 1 and not ray else []
     problems += lacks(settings.engine, needed(action, placeholders(settings, {name: value})))

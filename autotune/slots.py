@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from autotune.config import Settings
-from autotune.engine.argv import build, choose
+from autotune.engine.argv import build, choose, gpus_of
 from autotune.engine.probe import Gpus
 from autotune.engine.server import free_port
 from autotune.engine.topology import Layout, of_cores, of_gpus, pinned
@@ -61,9 +61,9 @@ def fewest_gpus(settings: Settings, version: str | None) -> int:
     for param in space.server_params:
         sizes = []
         for value in param.choices:
-            with contextlib.suppress(UsageError, ValueError):  # what this version cannot express is not launched
+            with contextlib.suppress(UsageError):  # what this version cannot express is not launched
                 action = choose(engine, param.name, value, version)
-                sizes.append(int(value) if action.gpus == "value" else int(action.gpus))
+                sizes.append(gpus_of(action, value))
                 if value == baseline.get(param.name):
                     count //= sizes[-1]
         count *= min(sizes, default=1) if param.name in baseline else 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
+from typing import Any
 
 import pytest
 
 from autotune import config, origin, preflight
 from autotune.config import load, space_files
+from autotune.engine.spec import EngineSpec
 from autotune.measure.prompts import PromptSet
 from autotune.records import UsageError
 
@@ -272,6 +274,32 @@ def test_choices_for_a_flag_that_takes_a_secret_are_refused(tmp_path: pathlib.Pa
 def test_a_wrong_value_in_an_engine_is_one_clear_line(override: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         load(["+space=b300", override])
+
+
+@pytest.mark.parametrize(("raw", "said"), [
+    ({"params": ["a"]}, "params must be a mapping"),
+    ({"params": {"x": {"choices": 1.5}}}, "x.choices must be a mapping"),
+    ({"params": {"x": {"args": "--flag"}}}, "args must be a list of words, not '--flag'"),
+    ({"params": {"x": {"args": [["a"]]}}}, "args must be a list of words"),
+    ({"params": {"x": {"flag": ["--a"]}}}, "flag must be a flag such as --name"),
+    ({"params": {"x": {"switch": {"a": 1}}}}, "switch must be a flag such as --name"),
+    ({"params": {"x": {"flag": "--x", "gpus": True}}}, "gpus must be a whole number"),
+    ({"params": {"x": {"flag": "--x", "default": [1]}}}, "default must be a text, number or boolean"),
+    ({"stages": 5}, "stages: must be a list"), ({"info": {"identity": "tp"}}, "info.identity: must be a list of texts"),
+    ({"request": {"model": 5}}, "request.model must be a text"),
+    ({"request": {"continuous_usage": 5}}, "request.continuous_usage must be true or false"),
+    ({"metrics": {"accept_bonus": "x"}}, "metrics.accept_bonus must be a number"),
+    ({"metrics": {"queued": ["x"]}}, "metrics.queued must be a text")])
+def test_a_value_of_another_type_in_an_engine_file_is_one_clear_line(raw: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=f"^e.yaml.*{said}"):
+        EngineSpec.parse({"name": "e", "command": ["prog"], **raw}, "e.yaml")
+
+
+@pytest.mark.parametrize("choice", ["x", "0", "1.5", "true", "9" * 5000])
+def test_a_choice_that_is_no_number_of_gpus_is_refused_before_anything_starts(choice: str) -> None:
+    settings = load(["+space=local", f"space.params.tp.choices=['{choice}',2]", "space.baseline.tp=2"])
+    told = [c.problems for c in preflight.check(settings).choices if (c.param, c.value) == ("tp", choice)]
+    assert told and told[0]
 
 
 def test_a_model_that_the_baseline_does_not_use_only_keeps_the_choices_from_running_that_do(
