@@ -305,8 +305,9 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
         raise UsageError(f"there is no space {given['space']!r}; spaces: {', '.join(sorted(files))}")
     groups = sorted(folder.name for folder in data_folder("conf").iterdir() if folder.is_dir())
     for key, value in given.items():
-        names = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
-        if "/" in key or (key in groups and not all(map(yamlfile.NAME.fullmatch, names))):
+        names = [str(name) for name in (value if isinstance(value, list) else [value]) if name is not None]
+        odd = isinstance(value, list | dict) and not all(isinstance(name, str) for name in value)
+        if "/" in key or (key in groups and (odd or not all(map(yamlfile.NAME.fullmatch, names)))):
             raise UsageError(f"{key}={value}: a group ({', '.join(groups)}) takes the plain name of a file in it")
     store, spaces, waiting = ConfigStore.instance(), dict[str, Any](), [file.stem]
     while waiting:  # the space and what it is based on
@@ -326,7 +327,8 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
             wanted.insert(0, f"engine={_engine_of(given.get('space.engine'), file, spaces)}")
         try:
             composed = compose("config", overrides=wanted)
-        except ValueError as error:  # Hydra's own word for a group set to null, or defaults that are no list
+        except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
+            # Hydra's own words for a group set to null or to lists, or defaults that are no list
             raise _Composition(_one_line(error)) from error
     plain = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(plain, dict)
