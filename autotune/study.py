@@ -100,6 +100,7 @@ class Study:
         One on another host counts as living while it has a running trial that gives signs of life.
         """
         with self.turn():
+            self._no_gaps()
             other = str(self.attrs().get("tuner") or self.owner)
             if other != self.owner and other.count("|") == 3:
                 silent = self._heartbeat.silent(self.inner._study_id)
@@ -203,7 +204,7 @@ class Study:
         own = {"owner", "launch_id", "reason", "cost_s", "launch_s", *attrs}
         taken = {name: value for name, value in source.attrs.items() if name not in own}
         told = {**taken, **attrs, "same_as": source.number, "cost_s": round(cost_s, 3), "launch_s": round(launch_s, 3)}
-        constraints = self.inner.get_trials(deepcopy=False)[source.number].constraints
+        constraints = self._trial(source.number).constraints
         return self._end(trial, told, constraints, source.value)
 
     def fail(self, trial: optuna.Trial, why: str) -> bool:
@@ -235,7 +236,20 @@ class Study:
 
     def record(self, number: int) -> TrialRecord:
         """One trial by its number."""
-        return self._record(self.inner.get_trials(deepcopy=False)[number])
+        return self._record(self._trial(number))
+
+    def _trial(self, number: int) -> optuna.trial.FrozenTrial:
+        trials = self.inner.get_trials(deepcopy=False)
+        if number < len(trials) and trials[number].number == number:
+            return trials[number]
+        raise damaged(f"trial {number} is missing")
+
+    def _no_gaps(self) -> None:
+        """Raises Damaged where a trial was removed: the storage would give a new one the number of another."""
+        numbers = [trial.number for trial in self.inner.get_trials(deepcopy=False)]
+        gap = next((at for at, number in enumerate(numbers) if at != number), None)
+        if gap is not None:
+            raise damaged(f"trial {gap} is missing")
 
     def _record(self, trial: optuna.trial.FrozenTrial) -> TrialRecord:
         kept = self._ended.get(trial.number)

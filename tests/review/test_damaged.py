@@ -160,6 +160,16 @@ def test_a_choice_that_the_space_does_not_have_goes_to_no_command_line(small: Ma
             reader(small)
 
 
+@pytest.mark.parametrize("change", [
+    "delete from trials where trial_id=3", "update trials set number=99 where trial_id=2"])
+def test_a_study_from_which_a_trial_was_removed_does_not_go_on(small: Made, change: str) -> None:
+    with sqlite3.connect(small.settings.folder / "study.db") as db:
+        assert db.execute(change).rowcount == 1
+    with pytest.raises(AutotuneError, match=r"trial [12] is missing.*damaged: bring back a copy"):
+        resume(small)
+    report(small)
+
+
 def test_a_plan_of_confirmation_is_of_choices_of_the_space(small: Made) -> None:
     with pytest.raises(AutotuneError, match="confirmation_plan.3: .* is not a choice .*damaged"):
         confirm.planned(small.settings.space, "3", {**baseline(small), "tp": 3})
