@@ -52,7 +52,6 @@ def _counted(value: Any) -> bool:
 
 
 NUMBER = _is("a finite number", _finite)
-ANY_NUMBER = _is("a number", lambda value: isinstance(value, float) or _finite(value))
 COUNT = _is("a whole number", _counted)
 TEXT = _is("a text", _whole_text)
 SWITCH = _is("true or false", lambda value: isinstance(value, bool))
@@ -133,7 +132,7 @@ TRIAL: Mapping[str, Shape] = {
     **each(maybe(NUMBER), *FIGURES), **each(maybe(COUNT), *COUNTS), **each(maybe(TEXT), *TEXTS),
     **each(maybe(SWITCH), "energy_assumed", "energy_valid", "feasible", "crash_under_load"),
     **each(maybe(listed(TEXT)), "energy_reasons", "window_reasons", "invalid_reasons", "violated", "server_argv"),
-    "relative_error": maybe(ANY_NUMBER), "limit_ratios": maybe(mapped(ANY_NUMBER)), "server_env": maybe(mapped(TEXT)),
+    "relative_error": maybe(NUMBER), "limit_ratios": maybe(mapped(NUMBER)), "server_env": maybe(mapped(TEXT)),
     "resolved": maybe(mapped(ANYTHING)), "crash_stage": STAGE, "crash_blame": BLAME, "crash_after_s": maybe(NUMBER)}
 """Attributes of a trial (`history.measurement_attrs`, `history.crash_attrs`, `study`, `tune`)."""
 OF_CRASH = ("crash_category", "crash_stage", "crash_blame", "crash_signature")

@@ -170,6 +170,21 @@ def test_a_study_from_which_a_trial_was_removed_does_not_go_on(small: Made, chan
     report(small)
 
 
+@pytest.mark.parametrize(("value", "error"), [
+    (1e299, 0.1), (1e-299, 0.1), (2.0, 1e299), (-1e299, 1e-299), (0.0, 800.0)])
+def test_figures_of_any_size_are_told(small: Made, value: float, error: float) -> None:
+    with sqlite3.connect(small.settings.folder / "study.db") as db:
+        db.execute("update trial_values set value=? where trial_id in (2, 4)", (value,))
+    for number in (0, 1, 3):
+        edit(small, "trial", "relative_error", error, number)
+        edit(small, "trial", "tokens_per_s", value, number)
+    for reader in READERS:
+        try:
+            reader(small)
+        except AutotuneError as told:
+            assert "\n" not in str(told)
+
+
 def test_a_plan_of_confirmation_is_of_choices_of_the_space(small: Made) -> None:
     with pytest.raises(AutotuneError, match="confirmation_plan.3: .* is not a choice .*damaged"):
         confirm.planned(small.settings.space, "3", {**baseline(small), "tp": 3})
