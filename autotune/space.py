@@ -308,8 +308,9 @@ def _beliefs(raw: Any, where: str) -> dict[str, dict[Value, tuple[float, float]]
     for name, factors in _mapping(raw, where, "belief").items():
         beliefs[str(name)] = {}
         for choice, pair in _mapping(factors, where, f"belief.{name}").items():
-            good = isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, int | float) for x in pair)
-            if not good or not 0 < pair[0] <= pair[1]:
+            good = isinstance(pair, list) and len(pair) == 2 and all(
+                isinstance(x, int | float) and not isinstance(x, bool) for x in pair)
+            if not good or not 0 < pair[0] <= pair[1] < math.inf:
                 raise UsageError(f"{where}: belief.{name}.{choice} must be [low, high], factors with 0 < low <= high")
             beliefs[str(name)][choice] = (float(pair[0]), float(pair[1]))
     return beliefs

@@ -206,6 +206,13 @@ def test_names_of_any_length_are_not_kept() -> None:
         tracemalloc.stop()
 
 
+def test_a_mounted_file_of_a_secret_sounding_name_stays_and_what_is_given_to_such_a_name_goes() -> None:
+    said = "docker run -v /etc/passwd:/etc/passwd:ro -v /run/secrets/token:/token x"
+    assert Redactor().text(said) == said
+    assert "canary" not in Redactor().text("/api/token:canary1 a/password=/canary2 passwd:/canary3")
+    assert "canary" not in Redactor().text("passwd:/canary4/")
+
+
 @pytest.mark.parametrize("line", [
     "GET https://bucket.s3.amazonaws.com/m?X-Amz-Credential=a&X-Amz-Signature=canary93canary93",
     "GET https://storage.googleapis.com/m?X-Goog-Signature=canary94canary94", "\x1b[1mapi_key\x1b[0m=canary68x",

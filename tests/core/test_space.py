@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -89,6 +90,8 @@ def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
     ({"forbid": [{"paralel": "ep8", "because": "x"}]}, "unknown parameter paralel"),
     ({"forbid": [{"parallel": "ep9", "because": "x"}]}, "no choice 'ep9'"),
     ({"belief": {"parallel": {"ep8": [2, 1]}}}, "0 < low <= high"),
+    ({"belief": {"parallel": {"ep8": [1, math.inf]}}}, "0 < low <= high"),
+    ({"belief": {"parallel": {"ep8": [True, True]}}}, "0 < low <= high"),
     ({"belief": {"parallel": {"xx": [1, 2], "tp8": [1, 2], "yy": [1, 2]}}},
      r"no choice 'xx' or 'yy' \(tp8, ep8\); '~space.belief.parallel' leaves it out"),
     ({"model": {"a\ntouch x #": "m"}}, r"model: the name 'a\\ntouch x #' must be small letters"),
