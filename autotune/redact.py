@@ -327,7 +327,8 @@ def _named(text: str) -> Iterator[Span]:
         name = found["name"]
         if found.start() < at or name == "key" or not secret_name(name):
             continue
-        if text[max(0, found.start() - 1):found.start()] == "/" and text.startswith("/", found.end()) and found[0].endswith(":"):
+        before = text[max(0, found.start() - 1):found.start()]
+        if before == "/" and found[0].endswith(":") and text.startswith("/", found.end()):
             continue  # a mount such as /etc/passwd:/etc/passwd
         if found["pair"] and not PAIRED.search(text, max(0, found.start() - 24), found.start()):
             continue
