@@ -24,6 +24,7 @@ from autotune.engine.leftovers import boot_id, start_time
 from autotune.heartbeat import Heartbeat
 from autotune.history import TrialRecord, Verdict, crash_attrs, measurement_attrs, severity
 from autotune.patience import MEND, patient
+from autotune.printable import SPELLED, printable
 from autotune.records import AutotuneError, Config, Crash, Measurement, UsageError, Value
 from autotune.space import Param, Space
 from autotune.storage import backend, hidden, open_storage, sqlite_file
@@ -374,5 +375,5 @@ def _same(then: Any, now: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = printable(value if isinstance(value, str) else json.dumps(value), instead=SPELLED)
     return text if len(text) <= 60 else text[:57] + "..."
