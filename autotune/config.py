@@ -232,7 +232,12 @@ def space_files(extra: Sequence[str] = ()) -> dict[str, pathlib.Path]:
         if not pathlib.Path(folder).is_dir():
             raise UsageError(f"the folder of spaces {folder} does not exist")
     folders = [data_folder("search_spaces"), pathlib.Path("search_spaces"), *map(pathlib.Path, named)]
-    return {file.stem: file for folder in folders if folder.is_dir() for file in sorted(folder.glob("*.yaml"))}
+    return {file.stem: file for folder in folders if folder.is_dir() for file in plain_files(folder, "*.yaml")}
+
+
+def plain_files(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
+    """The files of a folder by name; no pipes and devices, which reading would wait for, or never end."""
+    return sorted(path for path in folder.glob(pattern) if path.is_file())
 
 
 class _Composition(Exception):
@@ -316,7 +321,7 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
             spaces[name], bases = _stranger(files[name], misread_words=True)
             store.store(group="space", name=name, node=spaces[name], provider=str(files[name]))
             waiting += bases
-    for path in sorted(file.parent.glob("engine/*.yaml")):
+    for path in plain_files(file.parent, "engine/*.yaml"):
         store.store(group="engine", name=path.stem, node=_stranger(path)[0], provider=str(path))
     # space=NAME means +space=NAME, and open mappings take new keys without a plus.
     wanted = ["+" + o if o.startswith("space=") else "++" + o if o.startswith(("engine.", "limits.")) else o

@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from autotune.files import read_plain
 from autotune.history import read_pivots
 from autotune.records import AutotuneError
 from autotune.review.story import Story, tell
@@ -58,7 +59,7 @@ def _json(path: pathlib.Path) -> list[Mapping[str, Any]]:
     if not path.exists():
         return []
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(read_plain(path))
     except (OSError, ValueError, RecursionError) as error:
         raise AutotuneError(f"{path} cannot be read ({error}): delete it, or run the verb matrix again") from error
     if not isinstance(rows, list) or (wrong := listed(ROW)(rows)):
