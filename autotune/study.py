@@ -257,7 +257,7 @@ class Study:
         if kept is None:
             kept = record_of(trial)
             check_trial(kept)
-            if self.own_space and kept.state != "WAITING":  # one that another tool wants has not begun
+            if self.own_space and (kept.state in ("COMPLETE", "PRUNED") or kept.state == "RUNNING" and kept.config):
                 self._check_config(kept)
             if trial.state.is_finished():
                 self._ended[trial.number] = kept

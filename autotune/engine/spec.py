@@ -367,9 +367,9 @@ def _section(kind: type[Any], raw: Any, where: str) -> Any:
 
 
 def _metrics(raw: Any, where: str) -> Metrics:
+    if isinstance(raw, Mapping) and raw.get("path") is not None:
+        _path(raw["path"], f"{where}.path")
     metrics: Metrics = _section(Metrics, raw, where)
-    if metrics.path is not None:
-        _path(metrics.path, f"{where}.path")
     return metrics
 
 

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any
 
+import optuna
 import pytest
 
 from autotune import bugs, confirm, matrix
@@ -98,7 +99,7 @@ def edit(made: Made, kind: str, key: str, value: Any, number: int = 0) -> None:
     ("trial", "cost_s", ..., "trial 0 has no cost_s, as if another program"),
     ("trial", "launch_s", float("inf"), "trial 0: launch_s: a finite number"),
     ("trial", "invalid_reasons", [5], r"trial 0: invalid_reasons\[0\]: a text belongs there, not 5"),
-    ("trial", "limit_ratios", {"ttft_p99_ms": "x"}, "trial 0: limit_ratios.ttft_p99_ms: a number"),
+    ("trial", "limit_ratios", {"ttft_p99_ms": "x"}, "trial 0: limit_ratios.ttft_p99_ms: a finite number"),
     ("trial", "server_argv", {}, "trial 0: server_argv: a list belongs there"),
     ("trial", "launch_id", 1.5, "trial 0: launch_id: a whole number"),
     ("trial", "crash_signature", "s", "trial 0 has no crash_category"),
@@ -145,6 +146,16 @@ def test_what_a_reader_finds_without_conditions_it_leaves_so(small: Made) -> Non
     with pytest.raises(AutotuneError):
         open_study(small.settings, create=False)
     assert "identity" not in small.study.inner.user_attrs
+
+
+def test_trials_that_another_tool_only_asked_for_or_failed_change_nothing(small: Made) -> None:
+    before = len(small.study.records())
+    small.study.inner.enqueue_trial({"tp": 3, "x": 1})
+    for state in (optuna.trial.TrialState.FAIL, optuna.trial.TrialState.RUNNING):  # the second is nobody's
+        small.study.inner.add_trial(optuna.trial.create_trial(state=state))
+    resume(small)
+    report(small)
+    assert [r.state for r in open_study(small.settings, create=False).records()[before:]] == ["WAITING", "FAIL", "FAIL"]
 
 
 def test_a_choice_that_the_space_does_not_have_goes_to_no_command_line(small: Made) -> None:
