@@ -91,7 +91,12 @@ def describe(file: object) -> str:
     """The `describe` line of a space file, without reading it as a space."""
     import pathlib
 
-    lines = pathlib.Path(str(file)).read_text(encoding="utf-8", errors="replace").splitlines()
+    from autotune.files import read_plain
+
+    try:
+        lines = read_plain(pathlib.Path(str(file)), most_bytes=4 << 20).splitlines()
+    except OSError:
+        return ""
     said = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("describe:")), "")
     return for_people(said)
 

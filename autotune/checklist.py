@@ -9,7 +9,7 @@ from autotune.engine.argv import shown as command_line
 from autotune.engine.probe import installed
 from autotune.engine.spec import text
 from autotune.preflight import Preflight
-from autotune.printable import KEPT, REPLACED, printable
+from autotune.printable import SPELLED, printable
 from autotune.records import Config
 from autotune.redact import Redactor
 from autotune.storage import backend, hidden, sqlite_file, sqlite_url
@@ -51,7 +51,8 @@ def shown(report: Preflight, settings: Settings, side_by_side: int = 1, label: s
                          *settings.redactor.values])
     command = dataclasses.replace(report.command, argv=tuple(redactor.argv(report.command.argv)), env={
         name: str(value) for name, value in redactor.mapping(report.command.env).items()})
-    lines = [f"space    {settings.space.name}: {settings.space.describe or settings.space.engine}",
+    described = " ".join(settings.space.describe.split())  # on one line: more could pass for lines of ours
+    lines = [f"space    {settings.space.name}: {described or settings.space.engine}",
              f"engine   {settings.engine.name} {report.version or version_unknown(settings)}",
              f"GPUs     {', '.join(g.hashed for g in report.gpus.gpus) or report.gpus.why_none}",
              *where(settings, side_by_side),
@@ -73,4 +74,4 @@ def shown(report: Preflight, settings: Settings, side_by_side: int = 1, label: s
         for rule in settings.space.rules:
             together = " + ".join(f"{k}={'|'.join(text(x) for x in v)}" for k, v in rule.when.items())
             lines.append(f"  {together}: {rule.because}")
-    return printable(redactor.text("\n".join(lines)), keep=KEPT, instead=REPLACED)
+    return "\n".join(printable(redactor.text(line), instead=SPELLED) for line in lines)

@@ -217,6 +217,8 @@ SECTIONS: dict[str, type[Any]] = {
     "power": PowerSettings, "agreement": AgreementSettings, "workload": WorkloadSettings, "server": ServerSettings,
     "study": StudySettings, "matrix": MatrixSettings, "report": ReportSettings,
     "executor": ExecutorSettings, "parallel": ParallelSettings}
+PLACES = {"study": ("storage", "warm_start")}
+"""Settings that name a database, which a space must not."""
 DEVICES = ("auto", "cpu", "cuda")
 SCALARS = {"objective": str, "device": str, "outputs": str, "config": str, "format": str}
 
@@ -249,7 +251,12 @@ def space_files(extra: Sequence[str] = ()) -> dict[str, pathlib.Path]:
         if not pathlib.Path(folder).is_dir():
             raise UsageError(f"the folder of spaces {folder} does not exist")
     folders = [data_folder("search_spaces"), pathlib.Path("search_spaces"), *map(pathlib.Path, named)]
-    return {file.stem: file for folder in folders if folder.is_dir() for file in sorted(folder.glob("*.yaml"))}
+    return {file.stem: file for folder in folders if folder.is_dir() for file in plain_files(folder, "*.yaml")}
+
+
+def plain_files(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
+    """The files of a folder by name; no pipes and devices, which reading would wait for, or never end."""
+    return sorted(path for path in folder.glob(pattern) if path.is_file())
 
 
 class _Composition(Exception):
@@ -322,8 +329,9 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
         raise UsageError(f"there is no space {given['space']!r}; spaces: {', '.join(sorted(files))}")
     groups = sorted(folder.name for folder in data_folder("conf").iterdir() if folder.is_dir())
     for key, value in given.items():
-        names = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
-        if "/" in key or (key in groups and not all(map(yamlfile.NAME.fullmatch, names))):
+        names = [str(name) for name in (value if isinstance(value, list) else [value]) if name is not None]
+        odd = isinstance(value, list | dict) and not all(isinstance(name, str) for name in value)
+        if "/" in key or (key in groups and (odd or not all(map(yamlfile.NAME.fullmatch, names)))):
             raise UsageError(f"{key}={value}: a group ({', '.join(groups)}) takes the plain name of a file in it")
     store, spaces, waiting = ConfigStore.instance(), dict[str, Any](), [file.stem]
     while waiting:  # the space and what it is based on
@@ -332,7 +340,7 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
             spaces[name], bases = _stranger(files[name], misread_words=True)
             store.store(group="space", name=name, node=spaces[name], provider=str(files[name]))
             waiting += bases
-    for path in sorted(file.parent.glob("engine/*.yaml")):
+    for path in plain_files(file.parent, "engine/*.yaml"):
         store.store(group="engine", name=path.stem, node=_stranger(path)[0], provider=str(path))
     # space=NAME means +space=NAME, and open mappings take new keys without a plus.
     wanted = ["+" + o if o.startswith("space=") else "++" + o if o.startswith(("engine.", "limits.")) else o
@@ -343,7 +351,8 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
             wanted.insert(0, f"engine={_engine_of(given.get('space.engine'), file, spaces)}")
         try:
             composed = compose("config", overrides=wanted)
-        except ValueError as error:  # Hydra's own word for a group set to null, or defaults that are no list
+        except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
+            # Hydra's own words for a group set to null or to lists, or defaults that are no list
             raise _Composition(_one_line(error)) from error
     plain = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(plain, dict)
@@ -387,6 +396,7 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
     for name in OVERLAYS:
         overlay = cfg["space"].get(name)
         if overlay is not None:
+            _no_places(overlay, name, keys)
             cfg[name] = _overlay(cfg[name] or {}, overlay, name, keys)
     space = Space.parse(cfg["space"], f"space {cfg['space'].get('name')}")
     if not isinstance(cfg.get("engine"), dict):
@@ -479,6 +489,15 @@ def _overlay(base: dict[str, Any], overlay: Any, name: str, keys: set[str]) -> d
             deeper = {k.split(".", 1)[1] for k in keys if k.startswith(f"{name}.")}
             merged[key] = _overlay(base[key], value, key, deeper)
     return merged
+
+
+def _no_places(overlay: Any, name: str, keys: set[str]) -> None:
+    """Refuse a space that says where results go or come from: its author would choose the file that is written to, or
+    the host that learns of them. Raises UsageError."""
+    for key in PLACES.get(name, ()):
+        if isinstance(overlay, dict) and overlay.get(key) and f"{name}.{key}" not in keys and name not in keys:
+            raise UsageError(f"the space names {name}.{key}, which only the command line may: "
+                             f"{name}.{key}={'[...]' if isinstance(overlay[key], list) else '...'}")
 
 
 def _one_line(error: Exception) -> str:

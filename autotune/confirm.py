@@ -13,8 +13,9 @@ from typing import Any
 from autotune.config import ConfirmationSettings
 from autotune.history import TrialRecord
 from autotune.measure.confirm import Confirmation, ConfirmSettings, Decision
-from autotune.records import Config, config_key
+from autotune.records import Config, UsageError, config_key
 from autotune.space import Space
+from autotune.stored import damaged
 from autotune.tune import Tuner
 
 AGAIN = 2  # further launches for a block whose window may not be compared
@@ -47,7 +48,8 @@ def confirm(tuner: Tuner, settings: ConfirmationSettings) -> Decision | None:
     searched = sum(r.state in ("COMPLETE", "PRUNED") and "confirm" not in r.attrs for r in records)
     stored = study.attrs().get("confirmation_plan") or {}
     if stored.get("after_trials") == searched:
-        plan: dict[str, Config] = dict(stored["configurations"])
+        plan: dict[str, Config] = {key: planned(space, key, config)
+                                   for key, config in stored["configurations"].items()}
     else:  # none yet, or the search went on since
         own = [r for r in records if config_key(r.config) == config_key(space.baseline) and r.state != "FAIL"]
         chosen = finalists(space, records, settings.finalists)
@@ -74,6 +76,14 @@ def confirm(tuner: Tuner, settings: ConfirmationSettings) -> Decision | None:
     mine = [r for r in study.records() if r.attrs.get("confirm_after") == searched]
     study.set_attr("confirmation", as_attr(decision, plan, mine))
     return decision
+
+
+def planned(space: Space, key: str, config: Config) -> Config:
+    """A configuration of a stored plan, which goes to a command line. Raises Damaged for one that is none."""
+    try:
+        return space.check(config)
+    except UsageError as error:
+        raise damaged(f"confirmation_plan.{key}: {error}") from error
 
 
 def _disturbed(record: TrialRecord) -> bool:

@@ -16,6 +16,9 @@ import shutil
 import stat
 from collections.abc import Iterable
 
+MOST_BYTES = 256 << 20
+"""Of a file of ours that is read as a whole."""
+
 
 def write_json(path: pathlib.Path, value: object) -> None:
     """Write JSON; like `write_text`. What JSON does not know is written as its text."""
@@ -45,6 +48,21 @@ def write_lines(path: pathlib.Path, pieces: Iterable[str], mode: int = 0o644) ->
         with contextlib.suppress(OSError):
             part.unlink()
         raise
+
+
+def read_plain(path: pathlib.Path, most_bytes: int = MOST_BYTES) -> str:
+    """The text (UTF-8) of a plain file: no pipe, which would be waited for, and no device, which may have no end.
+
+    Raises OSError, also for a file of more than `most_bytes`; undecodable bytes are replaced.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no plain file", str(path))
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"is larger than {most_bytes >> 20} MiB", str(path))
+    return data.decode("utf-8", "replace")
 
 
 def free_mib(folder: pathlib.Path) -> float:

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from autotune.files import write_json
+from autotune.files import read_plain, write_json
 from autotune.records import HostCannotRun
 from autotune.study import Mixed, Study, is_here, owner_alive
 
@@ -54,5 +54,5 @@ def share_references(study: Study, file: pathlib.Path) -> None:
             write_json(file, kept)
         return
     if SHARED not in study.attrs():
-        with contextlib.suppress(ValueError):
-            study.set_attr(SHARED, json.loads(file.read_text(encoding="utf-8")))
+        with contextlib.suppress(ValueError, OSError, RecursionError):
+            study.set_attr(SHARED, json.loads(read_plain(file)))

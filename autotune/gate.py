@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from autotune.answers import NoAnswer
-from autotune.files import write_json
+from autotune.files import read_plain, write_json
 from autotune.framing import BadAnswer
 from autotune.measure.agreement import AgreementSettings, Output, Verdict, collect, judge
 from autotune.measure.spec import PromptSpec, Target
@@ -38,11 +38,11 @@ class Gate:
         Raises UsageError where something else was asked for them than is asked now: texts of other lengths part.
         """
         try:
-            kept = json.loads(self.file.read_text(encoding="utf-8"))
+            kept = json.loads(read_plain(self.file))
             before, runs = (kept["asked"], kept["runs"]) if isinstance(kept, dict) else ({}, kept)
             outputs = [[Output(str(text), int(tokens)) for text, tokens in run] for run in runs]
             before = {"prompts": len(outputs[0]), **before} if outputs else {}
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return []
         other = {name: before[name] for name, now in self._asked().items() if before.get(name, now) != now}
         if other or any(len(run) != self.settings.prompts for run in outputs):

@@ -9,8 +9,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.files import append_line
-from autotune.records import Blame, Config, Crash, Measurement, Stage
+from autotune.files import append_line, read_plain
+from autotune.records import AutotuneError, Blame, Config, Crash, Measurement, Stage
 
 SEVERITY = {Stage.ARG_PARSE: 4.0, Stage.IMPORT: 4.0, Stage.DEVICE_INIT: 3.5, Stage.NCCL_INIT: 3.0, Stage.LOAD: 3.0,
             Stage.KV_ALLOC: 2.5, Stage.GRAPH_CAPTURE: 2.0, Stage.WARMUP: 1.5, Stage.SERVING: 1.0}
@@ -130,9 +130,11 @@ class PivotFile:
 def read_pivots(folder: pathlib.Path) -> list[dict[str, Any]]:
     """The pivots written so far; lines that a kill or a full disk cut off are left out, wherever they are."""
     try:
-        lines = (folder / "pivots.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_plain(folder / "pivots.jsonl").splitlines()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise AutotuneError(f"{folder / 'pivots.jsonl'} cannot be read ({error.strerror}): remove it") from error
     pivots = []
     for line in lines:
         try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autotune.config import Settings
-from autotune.files import write_json
+from autotune.files import read_plain, write_json
 from autotune.history import TrialRecord
 from autotune.records import Config, Crash, Measurement, NothingFeasible, UsageError
 from autotune.space import Space
@@ -84,10 +84,11 @@ def save(folder: pathlib.Path, row: Mapping[str, Any]) -> None:
     """Add one row to matrix.json, in place of an older one of the same configuration and cell."""
     path = file(folder)
     try:
-        before = json.loads(path.read_text())
+        before = json.loads(read_plain(path))
     except (OSError, ValueError, RecursionError):
         before = []
-    write_json(path, [old for old in before if _cell(old) != _cell(row)] + [dict(row)])
+    rows = [old for old in before if isinstance(old, dict)] if isinstance(before, list) else []
+    write_json(path, [old for old in rows if _cell(old) != _cell(row)] + [dict(row)])
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -31,7 +31,7 @@ CALLS = ("create_new_study", "set_study_user_attr", "set_study_system_attr", "ge
 
 READ_ALL = ("get_all_trials", "_get_trials", "get_study_user_attrs", "get_study_system_attrs")
 """Calls that name nothing that may not be there: an error of reading is one of what is stored."""
-UNREADABLE = (ValueError, KeyError, TypeError, AssertionError, RecursionError)
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RecursionError)
 MEND = "bring back a copy of it, or begin another study with study.name=NAME"
 
 

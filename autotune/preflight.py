@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from autotune.config import Settings
-from autotune.engine.argv import Command, UnknownPlaceholder, build, choose, chosen, needed, variables
+from autotune.engine.argv import Command, UnknownPlaceholder, build, choose, chosen, gpus_of, needed, variables
 from autotune.engine.probe import Gpus, engine_version, gpu_users, installed, interpreter_problem, visible_gpus
 from autotune.engine.spec import EngineSpec, matches, text
 from autotune.engine.spelling import lacking
@@ -191,11 +191,9 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
     """Why one choice cannot run here."""
     try:
         action = choose(settings.engine, name, value, version)
+        wanted = gpus_of(action, value)
     except UsageError as error:
         return [str(error)]
-    if action.gpus == "value" and not str(value).isdecimal():
-        return [f"{value!r} is not a number of GPUs"]
-    wanted = int(value) if action.gpus == "value" else int(action.gpus)
     ray = settings.executor.kind == "ray"  # where this host sees only the GPUs that a launch like the baseline's gets
     problems = gpu_problem(wanted, gpus, settings) if wanted > 1 and not ray else []
     problems += lacks(settings.engine, needed(action, placeholders(settings, {name: value})))
@@ -228,9 +226,9 @@ def fewest_gpus(settings: Settings, version: str | None) -> int:
     for param in space.server_params:
         sizes = []
         for value in param.choices:
-            with contextlib.suppress(UsageError, ValueError):  # what this version cannot express is not launched
+            with contextlib.suppress(UsageError):  # what this version cannot express is not launched
                 action = choose(engine, param.name, value, version)
-                sizes.append(int(value) if action.gpus == "value" else int(action.gpus))
+                sizes.append(gpus_of(action, value))
                 if value == baseline.get(param.name):
                     count //= sizes[-1]
         count *= min(sizes, default=1) if param.name in baseline else 1

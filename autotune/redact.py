@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -36,7 +37,7 @@ MOST_BRACKETS = 64
 
 PREFIXES = ("hf_", "sk-", "sk_live_", "rk_live_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-",
             "xox", "xapp-", "AKIA", "ASIA", "AIza", "ya29.", "npm_", "pypi-", "dckr_pat_", "nvapi-",
-            "gsk_", "r8_", "eyJ")
+            "gsk_", "r8_")
 """One of these begins every token of TOKENS: looking for them first keeps long logs cheap."""
 TOKENS = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|[sr]k_live_[A-Za-z0-9]{16,}|gh[pousr]_"
@@ -44,8 +45,12 @@ TOKENS = re.compile(
     r"|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|xox[a-z](?:\.xox[a-z])?-[A-Za-z0-9-]{10,}"
     r"|xapp-[A-Za-z0-9-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[A-Za-z0-9_-]{20,}|ya29\.[A-Za-z0-9_.-]{10,}|npm_[A-Za-z0-9]{20,}"
     r"|pypi-[A-Za-z0-9_-]{16,}|dckr_pat_[A-Za-z0-9_-]{16,}|nvapi-[A-Za-z0-9_-]{16,}|gsk_[A-Za-z0-9]{20,}"
-    r"|r8_[A-Za-z0-9]{20,}"
-    r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+)")
+    r"|r8_[A-Za-z0-9]{20,})")
+WEB_TOKEN = re.compile(r"\.(?=(?P<rest>eyJ[A-Za-z0-9_-]{10,}+\.[A-Za-z0-9_-]+))")
+"""A JSON web token from its second part on. Its first part is looked for backwards from there: forwards, each of its
+beginnings in one long word would be followed to the word's end."""
+WEB_TOKEN_HEAD = re.compile(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{10}")
+WEB_TOKEN_LETTERS = string.ascii_letters + string.digits + "_-"
 BEARER = re.compile(r"(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*")
 KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)")
 SIGNED = re.compile(r"[?&](?:sig|(?:X-Amz-|X-Goog-)?Signature|X-Amz-Security-Token)="
@@ -63,7 +68,8 @@ FLAGGED = re.compile(rf"(?<![\w-])(?P<name>--[A-Za-z][\w.-]*+)(?:{_QUOTE}?(?:[ \
                      re.ASCII)
 PAIRED = re.compile(rf"\(b?{_QUOTE}\Z")
 VALUE = re.compile(
-    rf"(?P<quote>{_QUOTE})(?P<quoted>(?:\\\\\\[\"']|(?!(?P=quote))(?:\\.|[^\n\\])){{1,4096}})(?P=quote)"
+    rf"(?P<quote>{_QUOTE})(?:(?P<quoted>(?>\\\\\\[\"']|(?!(?P=quote))(?:\\.|[^\n\\])){{1,4096}}+)(?P=quote)"
+    rf"|(?P<nearer>(?:(?!(?P=quote))(?:\\.|[^\n\\])){{1,4096}}+)(?P=quote))"
     rf"|{_QUOTE}?(?P<bare>(?:(?:basic|bearer|digest|token|apikey|negotiate)[ \t]+)?[^\s\"'`,;&]+)", re.I)
 WHOLE_LINE = re.compile(r"authorization|cookie|passphrase", re.I)
 ONE_WORD = re.compile(r"(?:basic|bearer|token|negotiate)[ \t]|[ \t]*[\"'`&]", re.I)
@@ -281,6 +287,8 @@ def _shaped(text: str) -> Iterator[Span]:
         spans += [m.span() for m in KEY_BLOCK.finditer(text)]
     if any(prefix in text for prefix in PREFIXES):
         spans += [m.span() for m in TOKENS.finditer(text)]
+    if ".eyJ" in text:
+        spans += _web_tokens(text)
     if "earer " in text:
         spans += [m.span() for m in BEARER.finditer(text)]
     if "sig=" in text or "ignature=" in text or "-Token=" in text:
@@ -292,6 +300,15 @@ def _shaped(text: str) -> Iterator[Span]:
         if start >= at:
             yield start, end
         at = max(at, end)
+
+
+def _web_tokens(text: str) -> Iterator[Span]:
+    """Where JSON web tokens stand."""
+    for found in WEB_TOKEN.finditer(text):
+        before = text[text.rfind(".", 0, found.start()) + 1:found.start()]
+        word = before[len(before.rstrip(WEB_TOKEN_LETTERS)):]
+        if head := WEB_TOKEN_HEAD.search(word):
+            yield found.start() - len(word) + head.start(), found.end("rest")
 
 
 def _opens(text: str, found: re.Match[str]) -> bool:
@@ -310,6 +327,9 @@ def _named(text: str) -> Iterator[Span]:
         name = found["name"]
         if found.start() < at or name == "key" or not secret_name(name):
             continue
+        before = text[max(0, found.start() - 1):found.start()]
+        if before == "/" and found[0].endswith(":") and text.startswith("/", found.end()):
+            continue  # a mount such as /etc/passwd:/etc/passwd
         if found["pair"] and not PAIRED.search(text, max(0, found.start() - 24), found.start()):
             continue
         span = None
@@ -344,8 +364,9 @@ def _value(text: str, start: int, short: bool, numbers: bool) -> Span | None:
     found = VALUE.match(text, start)
     if found is None:
         return None
-    quoted = found["quoted"] is not None
-    span = found.span("quoted") if quoted else _trimmed(text, *found.span("bare"))
+    group = next((name for name in ("quoted", "nearer") if found[name] is not None), "bare")
+    quoted = group != "bare"
+    span = found.span(group) if quoted else _trimmed(text, *found.span("bare"))
     value = text[slice(*span)]
     if value == HIDDEN or plain(value if quoted else found["bare"]):
         number = numbers and value.isdecimal() and len(value) >= SHORTEST

@@ -10,6 +10,8 @@ import re
 
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
+LOOKED_AT = 200
+"""So many of a name's last characters are looked at, and remembered: a server's log may hold names of any length."""
 STRONG = re.compile(r".*(?:passwords?|passwd|passphrases?|passcodes?|secrets?)")
 """Words that hide even a number."""
 ALWAYS = re.compile(
@@ -56,19 +58,27 @@ def words(name: str) -> list[str]:
     return [word.lower() for word in WORD.findall(name)]
 
 
-@functools.lru_cache(maxsize=8192)
 def strong_name(name: str) -> bool:
     """Whether a name is a password's or secret's, whose value may well be a number."""
-    found = words(name[-200:])
+    return _strong(name[-LOOKED_AT:])
+
+
+def secret_name(name: str) -> bool:
+    """Whether a variable, flag or key of this name holds a secret (HF_TOKEN does, --max-total-tokens does not)."""
+    return _secret_name(name[-LOOKED_AT:])
+
+
+@functools.lru_cache(maxsize=8192)
+def _strong(name: str) -> bool:
+    found = words(name)
     return any(STRONG.fullmatch(word) for word in found) or (found[-1:] == ["pwd"] and len(found) > 1)
 
 
 @functools.lru_cache(maxsize=8192)
-def secret_name(name: str) -> bool:
-    """Whether a variable, flag or key of this name holds a secret (HF_TOKEN does, --max-total-tokens does not)."""
-    if strong_name(name):
+def _secret_name(name: str) -> bool:
+    if _strong(name):
         return True
-    found = words(name[-200:])
+    found = words(name)
     if found[-1:] == ["tokens"] and name.isupper() and not SPECIAL & set(found):
         return True  # a variable such as TOKENS; counts, which are called so too, are numbers
     padded = ["", *found, ""]

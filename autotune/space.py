@@ -9,7 +9,6 @@ A parameter's choices are ordered. `load: true` marks a load part, changed on a 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import random
 import re
@@ -19,9 +18,10 @@ from typing import Any
 from autotune.printable import printable
 from autotune.records import Config, UsageError, Value, canonical, config_key, digest
 from autotune.redact import Redactor
-from autotune.rules import Rule, WrittenRule, among, parse_rules
+from autotune.rules import Rule, WrittenRule, among, parse_rules, text
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+MODEL = re.compile(r"[a-z_][a-z0-9_.]{0,99}")
 KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "baseline", "describe",
         "workload", "limits", "study", "power", "server", "agreement"}
 NEEDS = {"gpus", "gpu_name", "gpu_memory_gib"}
@@ -75,8 +75,7 @@ class Space:
         space = cls(
             name=_text(raw.get("name"), where, "name"), engine=_text(raw.get("engine"), where, "engine"),
             params=params, baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
-            model={str(k): _public(str(v), str(k), f"{where}: model.{k}")
-                   for k, v in _scalars(raw.get("model"), where, "model").items()},
+            model=_models(_scalars(raw.get("model"), where, "model"), where),
             needs=dict(_scalars(raw.get("needs"), where, "needs")), belief=_beliefs(raw.get("belief") or {}, where),
             describe=Redactor().text(printable(str(raw.get("describe") or ""), keep="\n")),
         )
@@ -285,8 +284,13 @@ def _param(name: Any, spec: Any, where: str) -> Param:
             raise UsageError(f"{at}: {_short(choice)} is not a text, number or boolean")
         if isinstance(choice, str):
             _public(choice, name, at)
-    if any(among(a, (b,)) for a, b in itertools.combinations(choices, 2)):
-        raise UsageError(f"{at}: a choice is listed twice")
+    equal, spelled = dict[Value, Value](), dict[str, Value]()
+    for choice in choices:  # the storage takes 1 for true, and a command line "1" for 1
+        other = equal.get(choice, spelled.get(text(choice)))
+        if other is not None:
+            raise UsageError(f"{at}: a choice is listed twice" if among(choice, (other,)) else
+                             f"{at}: {other!r} and {choice!r} cannot be told apart: leave one out")
+        equal[choice] = spelled[text(choice)] = choice
     if name == "concurrency" and not all(isinstance(c, int) and not isinstance(c, bool) and 0 < c <= MOST_AT_ONCE
                                          for c in choices):
         raise UsageError(f"{at}: concurrency takes positive whole numbers up to {MOST_AT_ONCE}, not {_list(choices)}")
@@ -313,8 +317,9 @@ def _beliefs(raw: Any, where: str) -> dict[str, dict[Value, tuple[float, float]]
     for name, factors in _mapping(raw, where, "belief").items():
         beliefs[str(name)] = {}
         for choice, pair in _mapping(factors, where, f"belief.{name}").items():
-            good = isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, int | float) for x in pair)
-            if not good or not 0 < pair[0] <= pair[1]:
+            good = isinstance(pair, list) and len(pair) == 2 and all(
+                isinstance(x, int | float) and not isinstance(x, bool) for x in pair)
+            if not good or not 0 < pair[0] <= pair[1] < math.inf:
                 raise UsageError(f"{where}: belief.{name}.{choice} must be [low, high], factors with 0 < low <= high")
             beliefs[str(name)][choice] = (float(pair[0]), float(pair[1]))
     return beliefs
@@ -337,6 +342,19 @@ def _public(value: str, name: str, at: str) -> str:
         raise UsageError(f"{at}: {shown!r} holds what looks like a secret, and choices and models are written "
                          "everywhere: put it into an environment variable")
     return value
+
+
+def _models(raw: Mapping[Any, Any], where: str) -> dict[str, str]:
+    """Models by the names that engine files use for them, each of which an export can tell from the others."""
+    found: dict[str, str] = {}
+    for key, value in raw.items():
+        if not isinstance(key, str) or not MODEL.fullmatch(key):
+            raise UsageError(f"{where}: model: the name {key!r} must be small letters, digits, dots and _, and begin "
+                             "with a letter or _")
+        if twin := next((other for other in found if other.replace(".", "_") == key.replace(".", "_")), None):
+            raise UsageError(f"{where}: model: {twin} and {key} are the same name to an export: rename one")
+        found[key] = _public(str(value), key, f"{where}: model.{key}")
+    return found
 
 
 def _scalars(value: Any, where: str, key: str) -> Mapping[Any, Any]:

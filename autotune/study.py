@@ -23,10 +23,12 @@ from autotune.engine.leftovers import boot_id, start_time
 from autotune.heartbeat import Heartbeat
 from autotune.history import TrialRecord, Verdict, crash_attrs, measurement_attrs, severity
 from autotune.patience import MEND, patient
+from autotune.printable import SPELLED, printable
 from autotune.records import AutotuneError, Config, Crash, Measurement, UsageError, Value
 from autotune.space import Param, Space
 from autotune.storage import backend, hidden, open_storage, sqlite_file
 from autotune.storage import sqlite_url as sqlite_url
+from autotune.stored import check_study, check_trial, damaged
 from autotune.turns import Turns
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class Study:
     def __init__(self, inner: optuna.Study, space: Space, limits: Sequence[str], turns: Turns) -> None:
         self.inner, self.space, self.turns, self.owner = inner, space, turns, owner_id()
         self.constraints = ("crash", "invalid", *limits)
+        self.own_space = True
+        """Whether its trials are of `space`: a study that is only compared may have another one."""
         self._heartbeat = Heartbeat(inner._storage)
         self._ended: dict[int, TrialRecord] = {}
 
@@ -76,7 +80,8 @@ class Study:
                     study_name=name, storage=storage, direction="maximize", load_if_exists=True,
                     sampler=optuna.samplers.RandomSampler(), pruner=optuna.pruners.NopPruner())
                 study = cls(inner, space, limits, turns)
-                study._guard(identity if create else {k: v for k, v in identity.items() if k == "space_digest"})
+                study.own_space = "space_digest" in identity
+                study._guard(identity if create else {k: v for k, v in identity.items() if k == "space_digest"}, create)
         except AutotuneError:
             raise
         except Exception as error:  # SQLAlchemy and its drivers share no base class of their own
@@ -96,10 +101,11 @@ class Study:
         One on another host counts as living while it has a running trial that gives signs of life.
         """
         with self.turn():
-            other = str(self.inner.user_attrs.get("tuner", self.owner))
+            self._no_gaps()
+            other = str(self.attrs().get("tuner") or self.owner)
             if other != self.owner and other.count("|") == 3:
                 silent = self._heartbeat.silent(self.inner._study_id)
-                busy = any(t.user_attrs.get("owner") == other and t._trial_id not in silent for t in self._running())
+                busy = any(_owner_of(t) == other and t._trial_id not in silent for t in self._running())
                 if owner_alive(other) if is_here(other) else busy:
                     host, _, pid, _ = other.split("|")
                     raise AutotuneError(f"another autotune ({'' if is_here(other) else f'on {host}, '}pid {pid}) tunes "
@@ -115,10 +121,10 @@ class Study:
         dead = []
         with self.turn():
             running = self._running()
-            others = [t for t in running if t.user_attrs.get("owner") != self.owner]
+            others = [t for t in running if _owner_of(t) != self.owner]
             silent = self._heartbeat.silent(self.inner._study_id) if others else set()
             for trial in others:
-                here = is_here(owner := trial.user_attrs.get("owner", ""))
+                here = is_here(owner := _owner_of(trial))
                 if owner_alive(owner) if here else trial._trial_id not in silent:
                     continue
                 if self._tell_fail(trial, "the tuner died"):
@@ -133,7 +139,7 @@ class Study:
         except BaseException as error:
             with contextlib.suppress(Exception), self.turn():  # else the next tuner does it
                 for trial in self._running():
-                    if trial.user_attrs.get("owner") == self.owner:
+                    if _owner_of(trial) == self.owner:
                         self._tell_fail(trial, f"{type(error).__name__}: {error}".rstrip(": "))
             raise
 
@@ -199,7 +205,7 @@ class Study:
         own = {"owner", "launch_id", "reason", "cost_s", "launch_s", *attrs}
         taken = {name: value for name, value in source.attrs.items() if name not in own}
         told = {**taken, **attrs, "same_as": source.number, "cost_s": round(cost_s, 3), "launch_s": round(launch_s, 3)}
-        constraints = self.inner.get_trials(deepcopy=False)[source.number].constraints
+        constraints = self._trial(source.number).constraints
         return self._end(trial, told, constraints, source.value)
 
     def fail(self, trial: optuna.Trial, why: str) -> bool:
@@ -231,32 +237,57 @@ class Study:
 
     def record(self, number: int) -> TrialRecord:
         """One trial by its number."""
-        return self._record(self.inner.get_trials(deepcopy=False)[number])
+        return self._record(self._trial(number))
+
+    def _trial(self, number: int) -> optuna.trial.FrozenTrial:
+        trials = self.inner.get_trials(deepcopy=False)
+        if number < len(trials) and trials[number].number == number:
+            return trials[number]
+        raise damaged(f"trial {number} is missing")
+
+    def _no_gaps(self) -> None:
+        """Raises Damaged where a trial was removed: the storage would give a new one the number of another."""
+        numbers = [trial.number for trial in self.inner.get_trials(deepcopy=False)]
+        gap = next((at for at, number in enumerate(numbers) if at != number), None)
+        if gap is not None:
+            raise damaged(f"trial {gap} is missing")
 
     def _record(self, trial: optuna.trial.FrozenTrial) -> TrialRecord:
         kept = self._ended.get(trial.number)
         if kept is None:
             kept = record_of(trial)
+            check_trial(kept)
+            if self.own_space and (kept.state in ("COMPLETE", "PRUNED") or kept.state == "RUNNING" and kept.config):
+                self._check_config(kept)
             if trial.state.is_finished():
                 self._ended[trial.number] = kept
         return kept
 
+    def _check_config(self, record: TrialRecord) -> None:
+        """Raises Damaged for choices that the space does not have: what a study holds may go to a command line."""
+        try:
+            self.space.check(record.config)
+        except UsageError as error:
+            raise damaged(f"trial {record.number}: {error}") from error
+
     def attrs(self) -> dict[str, Any]:
-        """The study's own attributes."""
-        return dict(self.inner.user_attrs)
+        """The study's own attributes. Raises Damaged for those of other types than ours have."""
+        found = dict(self.inner.user_attrs)
+        check_study(self.inner.study_name, found)
+        return found
 
     def set_attr(self, name: str, value: Any) -> None:
         self.inner.set_user_attr(name, value)
 
-    def _guard(self, identity: Mapping[str, Any]) -> None:
+    def _guard(self, identity: Mapping[str, Any], create: bool) -> None:
         stored = self.attrs().get("identity")
-        if not isinstance(stored, dict | None):
-            raise AutotuneError(f"the identity of study {self.inner.study_name} is {str(stored)[:40]!r} in its "
-                                f"database, it is damaged: {MEND}")
         plain = json.loads(json.dumps(dict(identity)))
-        if stored is None:
+        if stored is None and create and not self.inner.get_trials(deepcopy=False):
             self.inner.set_user_attr("identity", plain)
             return
+        if stored is None:
+            raise damaged(f"study {self.inner.study_name} does not say under which conditions it was made, as if "
+                          "another program than autotune had made it")
         different = {key: (stored[key], now) for key, now in plain.items()  # older releases stored less
                      if key in stored and not _same(stored[key], now)}
         if different:
@@ -282,8 +313,8 @@ def owner_id() -> str:
 def owner_alive(owner: str) -> bool:
     """Whether an owner lives; owners on other hosts are taken to live."""
     parts = owner.split("|")
-    if not is_here(owner):
-        return len(parts) == 4
+    if not is_here(owner) or not parts[2].isdecimal():
+        return len(parts) == 4 and not is_here(owner)
     return parts[1] == boot_id() and start_time(int(parts[2])) == parts[3]
 
 
@@ -299,6 +330,12 @@ def _host() -> str:
     except OSError:
         space = ""
     return f"{socket.gethostname()}/{space}"
+
+
+def _owner_of(trial: optuna.trial.FrozenTrial) -> str:
+    """Whose a trial is; "" for nobody's."""
+    owner = trial.user_attrs.get("owner")
+    return owner if isinstance(owner, str) else ""
 
 
 def distribution(param: Param) -> optuna.distributions.BaseDistribution:
@@ -333,5 +370,5 @@ def _same(then: Any, now: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = printable(value if isinstance(value, str) else json.dumps(value), instead=SPELLED)
     return text if len(text) <= 60 else text[:57] + "..."

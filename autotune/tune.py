@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,10 @@ from autotune.trial import PLACED, HostLost
 
 IDLE = 10
 """How many times longer than else the loop waits, while launches run, to ask again after nothing was left to launch."""
+
+
+OURS = re.compile("[0-9]{4,9}")
+"""The name of a launch's folder."""
 
 
 class Watcher(Protocol):
@@ -333,7 +338,7 @@ class Tuner:
     def _next_launch(self) -> int:
         """A launch number of our own, the same study's on other hosts counted; making its folder reserves it."""
         launches = self.folder / "launches"
-        number = max((int(p.name) for p in launches.glob("[0-9]*") if p.name.isdigit()), default=0)
+        number = max((int(p.name) for p in launches.glob("[0-9]*") if OURS.fullmatch(p.name)), default=0)
         number = max([number, *(record.launch_id or 0 for record in self.study.records())])
         while True:
             number += 1

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.crash.logtext import Log
+from autotune.crash.patterns import forward
 from autotune.crash.tracebacks import Block
 from autotune.records import Blame, Stage
 
@@ -185,12 +186,13 @@ def compiled(pattern: str, words: Mapping[str, str] | None = None) -> re.Pattern
     """A pattern of the table: case does not matter, a blank stands for any white space including a line's end.
 
     `<name>` stands for the alternatives that `words` gives for it. The pattern is lower-cased (escapes excepted) and
-    meant for lower-cased text: Python searches that much faster than with IGNORECASE.
+    meant for lower-cased text: Python searches that much faster than with IGNORECASE. No line of a log is searched for
+    long (`patterns.forward`).
     """
     for name, alternatives in (words or {}).items():
         pattern = pattern.replace(f"<{name}>", f"(?:{alternatives})")
     lowered = re.sub(r"\\.|\(\?P<\w+>|[A-Z]", lambda m: m[0] if m[0][0] in "\\(" else m[0].lower(), pattern)
-    return re.compile(re.sub(r" (?![*+?{])", r"\\s+", lowered), re.M)
+    return re.compile(forward(re.sub(r" (?![*+?{])", r"\\s+", lowered)), re.M)
 
 
 def _stage_patterns(entries: Sequence[Mapping[str, Any]]) -> tuple[tuple[Stage, re.Pattern[str]], ...]:

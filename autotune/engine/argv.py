@@ -54,8 +54,17 @@ def build(engine: EngineSpec, space: Space, server: Config, *, host: str = "127.
         here = {**values, "value": text(value)}
         argv += [fill(arg, here, engine.name) for arg in action.args]
         env.update({k: fill(v, here, engine.name) for k, v in action.env.items()})
-        gpus *= int(value) if action.gpus == "value" else int(action.gpus)
+        gpus *= gpus_of(action, value)
     return Command(tuple(argv), env, gpus)
+
+
+def gpus_of(action: Action, value: Value) -> int:
+    """How many times more GPUs a choice takes. Raises UsageError for one that should be a number of them and is not."""
+    if action.gpus != "value":
+        return int(action.gpus)
+    if not text(value).isdecimal() or len(text(value)) > 6 or not int(value):
+        raise UsageError(f"{text(value)[:40]!r} is not a number of GPUs")
+    return int(value)
 
 
 def chosen(engine: EngineSpec, space: Space, server: Config, values: Mapping[str, str],

@@ -13,6 +13,8 @@ import pathlib
 import signal
 import time
 
+from autotune.files import read_plain
+
 WAIT_S = 15.0
 DAMAGED = (OSError, ValueError, KeyError, TypeError, RecursionError)
 """What a record that is not there, or not as we write it, may raise."""
@@ -38,7 +40,7 @@ def end_leftovers(study_folder: pathlib.Path) -> list[Ended]:
 def tuner_lives(folder: pathlib.Path) -> bool:
     """Whether the tuner that started this launch still runs (on this boot): its servers are its own business."""
     try:
-        owner = json.loads((folder / "owner.json").read_text())
+        owner = json.loads(read_plain(folder / "owner.json"))
         return start_time(int(owner["tuner"])) == str(owner["tuner_started"]) and bool(owner["boot"] == boot_id())
     except DAMAGED:
         return False
@@ -52,7 +54,7 @@ def boot_id() -> str:
 def end_launch(folder: pathlib.Path) -> int:
     """End every process of one launch; returns how many were alive. Waits for the keeper to do it first."""
     try:
-        owner = json.loads((folder / "owner.json").read_text())
+        owner = json.loads(read_plain(folder / "owner.json"))
         if owner["boot"] != boot_id():
             return 0
         keeper, keeper_started = int(owner["keeper"]), str(owner["keeper_started"])

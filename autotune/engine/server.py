@@ -30,7 +30,7 @@ from autotune.engine.argv import Command
 from autotune.engine.patterns import found
 from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageReader
-from autotune.files import write_json
+from autotune.files import read_plain, write_json
 from autotune.framing import BadAnswer
 from autotune.records import AutotuneError, Stage, UsageError
 from autotune.redact import Redactor
@@ -306,7 +306,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(read_plain(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}

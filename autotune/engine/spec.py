@@ -25,6 +25,11 @@ KEYS = {"name", "describe", "command", "python", "env", "vars", "args", "params"
 ACTION_KEYS = {"flag", "switch", "off_switch", "args", "env", "gpus", "versions", "needs"}
 PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_.]*)\}")
 PATH = re.compile(r"/[!-~]*")
+PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"), float: ((int, float), "a number"), str: ((str,), "a text")}
+"""By the type of a setting's default, what it may be; without one it is a text."""
+FLAG = re.compile(r"--?[A-Za-z][A-Za-z0-9-]{0,99}")
 APIS = ("openai_completions", "sglang_generate")
 PARAM_KEYS = ACTION_KEYS | {"choices", "default"}
 
@@ -174,24 +179,24 @@ class EngineSpec:
         version = raw.get("version") or {}
         _known(version, {"package", "use", "spelled_in", "named_in"}, f"{where}: version")
         params = {str(name): _param(spec, f"{where}: params.{name}")
-                  for name, spec in (raw.get("params") or {}).items() if spec is not None}
+                  for name, spec in _mapping(raw.get("params"), f"{where}: params").items() if spec is not None}
         return cls(
             name=str(raw.get("name")), command=tuple(map(str, command)), params=params,
             python=raw.get("python"), env=_texts(raw.get("env"), f"{where}: env"),
             vars=_texts(raw.get("vars"), f"{where}: vars"),
             args=tuple(_action(item, f"{where}: args") for item in _entries(raw.get("args"), f"{where}: args")),
             rules=tuple(_engine_rule(i, f"{where}: rules") for i in _entries(raw.get("rules"), f"{where}: rules")),
-            package=version.get("package"), version=_version(version.get("use"), where),
+            package=_package(version.get("package"), where), version=_version(version.get("use"), where),
             spelled_in=_inside(version.get("spelled_in"), f"{where}: version.spelled_in"),
             named_in=_inside(version.get("named_in"), f"{where}: version.named_in"),
             ready=_ready(raw.get("ready") or {}, where),
-            stages=tuple(_mark(item, where) for item in raw.get("stages") or []),
+            stages=tuple(_mark(item, where) for item in _entries(raw.get("stages"), f"{where}: stages")),
             stage_limits_s={_stage(k, where): float(v) for k, v in _seconds(
                 raw.get("stage_limits_s") or {}, f"{where}: stage_limits_s").items()},
             request=_request(raw.get("request"), f"{where}: request"),
             metrics=_metrics(raw.get("metrics"), f"{where}: metrics"),
             info=_info(raw.get("info") or {}, where),
-            config_file=raw.get("config_file"), stop_s=_stop(raw.get("stop") or {}, where),
+            config_file=_flag(raw.get("config_file"), where), stop_s=_stop(raw.get("stop") or {}, where),
         )
 
     def rules_for(self, space: Space, version: str | None = None) -> tuple[Rule, ...]:
@@ -255,13 +260,16 @@ def _param(spec: Any, where: str) -> ParamSpec:
     if isinstance(spec, list):
         return ParamSpec({}, tuple(_action(item, where, valued=True) for item in spec))
     _known(spec, PARAM_KEYS, where)
-    choices = {text(k): _alternatives(v, f"{where}.{text(k)}") for k, v in (spec.get("choices") or {}).items()}
+    choices = {text(k): _alternatives(v, f"{where}.{text(k)}")
+               for k, v in _mapping(spec.get("choices"), f"{where}.choices").items()}
     default = spec.get("default")
+    if default is not None and not isinstance(default, str | int | float):
+        raise UsageError(f"{where}: default must be a text, number or boolean, not {str(default)[:60]!r}")
     rest = {k: v for k, v in spec.items() if k not in ("choices", "default") and v is not None}
     if "switch" in rest or "off_switch" in rest:
         on, off = rest.pop("switch", None), rest.pop("off_switch", None)
-        choices.setdefault("true", (_action({**rest, "args": [on] if on else []}, where),))
-        choices.setdefault("false", (_action({"args": [off] if off else []}, where),))
+        choices.setdefault("true", (_action({**rest, "args": _words(on, f"{where}: switch")}, where),))
+        choices.setdefault("false", (_action({"args": _words(off, f"{where}: off_switch")}, where),))
         return ParamSpec(choices, (), True, default)
     any_value = (_action(rest, where, valued=True),) if rest else ()
     if default is not None and not any_value and text(default) not in choices:
@@ -300,14 +308,30 @@ def _action(spec: Any, where: str, valued: bool = False) -> Action:
         raise UsageError(f"{where}: expected a mapping with args, env, flag or gpus, not {spec!r}")
     _known(spec, ACTION_KEYS, where)
     spec = {k: v for k, v in spec.items() if v is not None}
-    args = [text(a) for a in spec.get("args") or []]
+    args = spec.get("args") or []
+    if not isinstance(args, list) or not all(isinstance(a, str | int | float) for a in args):
+        raise UsageError(f"{where}: args must be a list of words, not {str(args)[:60]!r}")
+    words = [*map(text, args)]
     if "flag" in spec:
-        args = [str(spec["flag"]), "{value}", *args]
+        words = [*_words(spec["flag"], f"{where}: flag"), "{value}", *words]
     gpus = spec.get("gpus", 1)
-    if not (gpus == "value" and valued) and not (isinstance(gpus, int) and gpus >= 1):
+    if not (gpus == "value" and valued) and not (isinstance(gpus, int) and not isinstance(gpus, bool) and gpus >= 1):
         raise UsageError(f"{where}: gpus must be a whole number" + (" or the word value" if valued else ""))
-    return Action(tuple(args), _texts(spec.get("env"), f"{where}: env"), gpus, str(spec.get("versions") or ""),
+    return Action(tuple(words), _texts(spec.get("env"), f"{where}: env"), gpus, str(spec.get("versions") or ""),
                   _names(spec.get("needs"), f"{where}: needs"))
+
+
+def _words(word: Any, where: str) -> list[str]:
+    """A flag as a list of one word, [] for none. Raises UsageError."""
+    if word and not isinstance(word, str):
+        raise UsageError(f"{where} must be a flag such as --name, not {str(word)[:60]!r}")
+    return [word] if word else []
+
+
+def _mapping(raw: Any, where: str) -> Mapping[Any, Any]:
+    if raw is not None and not isinstance(raw, Mapping):
+        raise UsageError(f"{where} must be a mapping, not {str(raw)[:60]!r}")
+    return raw or {}
 
 
 def _names(raw: Any, where: str) -> tuple[str, ...]:
@@ -340,19 +364,25 @@ def _info(raw: Mapping[str, Any], where: str) -> Info:
     _known(raw, {"path", "identity", "ignore"}, f"{where}: info")
     path = raw.get("path")
     return Info(None if path is None else _path(path, f"{where}: info.path"),
-                tuple(raw.get("identity") or ()), tuple(raw.get("ignore") or ()))
+                _names(raw.get("identity"), f"{where}: info.identity"),
+                _names(raw.get("ignore"), f"{where}: info.ignore"))
 
 
 def _section(kind: type[Any], raw: Any, where: str) -> Any:
     raw = raw or {}
     _known(raw, {f.name for f in dataclasses.fields(kind)}, where)
+    for field in dataclasses.fields(kind):
+        value = raw.get(field.name, field.default)
+        good, words = KINDS.get(type(field.default), ((str, type(None)), "a text"))
+        if not isinstance(value, good) or isinstance(value, bool) and bool not in good:
+            raise UsageError(f"{where}.{field.name} must be {words}, not {str(value)[:60]!r}")
     return kind(**raw)
 
 
 def _metrics(raw: Any, where: str) -> Metrics:
+    if isinstance(raw, Mapping) and raw.get("path") is not None:
+        _path(raw["path"], f"{where}.path")
     metrics: Metrics = _section(Metrics, raw, where)
-    if metrics.path is not None:
-        _path(metrics.path, f"{where}.path")
     return metrics
 
 
@@ -414,6 +444,18 @@ def _seconds(raw: Any, where: str) -> Mapping[Any, float]:
 def _stop(raw: Any, where: str) -> float:
     _known(raw, {"term_s"}, f"{where}: stop")
     return float(_seconds(raw, f"{where}: stop").get("term_s", 10.0))
+
+
+def _package(value: Any, where: str) -> str | None:
+    if value is not None and not (isinstance(value, str) and PACKAGE.fullmatch(value)):
+        raise UsageError(f"{where}: version.package must be the name of a Python package, not {str(value)[:60]!r}")
+    return value
+
+
+def _flag(value: Any, where: str) -> str | None:
+    if value is not None and not (isinstance(value, str) and FLAG.fullmatch(value)):
+        raise UsageError(f"{where}: config_file must be a flag such as --config, not {str(value)[:60]!r}")
+    return value
 
 
 def _version(value: Any, where: str) -> str | None:

@@ -22,6 +22,8 @@ from autotune.records import UsageError
 NOISE_CONFIDENCE = 0.95
 LOOP_PERIOD = 64  # characters
 LOOP_REPEATS = 4
+MOST_CHARS_PER_TOKEN = 256
+"""More of an output is not looked at: no answer to so few tokens is so long."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,4 +189,5 @@ def _ask(target: Target, prompt: Prompt, settings: AgreementSettings) -> Output:
         raise BadAnswer(f"POST {path}: bad answer: {error}") from error
     if told or answer.status != 200:
         raise BadAnswer(f"POST {path}: HTTP {answer.status}: {(told or answer.text)[:200]!r}")
+    text = text[:settings.output_tokens * MOST_CHARS_PER_TOKEN]
     return Output(text, tokens or len(text.split()))

@@ -9,6 +9,11 @@ from autotune.measure.prompts import PromptSet
 from autotune.measure.spec import LoadSpec, Target
 
 TRIES = 3
+MOST_CHARS_PER_TOKEN = 64
+"""No text that is sent here has so long tokens: prompts would grow with the square of the context's length."""
+MOST_TOKENS_PER_CHAR = 8
+TEMPLATE_TOKENS = 4096
+"""What a chat template, or a prompt of the system, may add to every prompt."""
 
 
 class Unanswered(Exception):
@@ -28,13 +33,20 @@ def chars_per_token(target: Target, load: LoadSpec) -> float | None:
     tokens = _count(target, load, prompts.sample(0, load.context_tokens))
     if not tokens:
         return None
-    ratio = load.context_tokens / tokens
+    ratio = _ratio(load.context_tokens, tokens)
     chars = counted = 0
     for index in range(1, TRIES + 1):
         text = prompts.sample(index, max(1, round(ratio * load.context_tokens)))
         chars += len(text)
         counted += _count(target, load, text) or 0
-    return chars / counted if counted else None
+    return _ratio(chars, counted) if counted else None
+
+
+def _ratio(chars: int, tokens: int) -> float:
+    """Characters per token. Raises Unanswered for a count that no text of this length has."""
+    if chars > MOST_CHARS_PER_TOKEN * tokens or tokens > MOST_TOKENS_PER_CHAR * chars + TRIES * TEMPLATE_TOKENS:
+        raise Unanswered(f"bad answer: the server counts {tokens} prompt tokens in {chars} characters")
+    return chars / tokens
 
 
 def _count(target: Target, load: LoadSpec, text: str) -> int | None:

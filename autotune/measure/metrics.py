@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 import time
+from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
@@ -19,13 +21,13 @@ LARGEST = 1e30
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+\d+)?\s*$")
 
 
-def parse(text: str) -> dict[str, float]:
+def parse(text: str, wanted: Collection[str] | None = None) -> dict[str, float]:
     """Samples of a Prometheus text, those of the same name (other labels: ranks) added up. Bad lines and what
-    is no finite number are skipped."""
+    is no finite number are skipped, and so are names other than those `wanted`."""
     values: dict[str, float] = {}
     for line in text.splitlines():
         found = _LINE.match(line)
-        if found:
+        if found and (wanted is None or found[1] in wanted):
             try:
                 value = float(found[2])
             except ValueError:
@@ -43,6 +45,7 @@ class Watcher:
 
     def __init__(self, target: Target) -> None:
         self.names: MetricNames = target.metrics
+        self._wanted = {name for name in dataclasses.asdict(target.metrics).values() if isinstance(name, str)}
         self._url = target.base_url.rstrip("/") + target.metrics_path if target.metrics_path else None
         self.samples: list[tuple[float, dict[str, float]]] = []
         self.failures = 0
@@ -109,6 +112,6 @@ class Watcher:
             self.failures += 1
             return
         if answer.status == 200:
-            self.samples.append((time.monotonic(), parse(answer.text)))
+            self.samples.append((time.monotonic(), parse(answer.text, self._wanted)))
         else:
             self.failures += 1

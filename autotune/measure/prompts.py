@@ -122,6 +122,8 @@ def read_prompts(path: pathlib.Path) -> list[Prompt]:
     Raises UsageError, for anything that could not be sent as well.
     """
     try:
+        if not path.is_file():
+            raise UsageError(f"prompts: {path} is no plain file")
         lines = path.read_text("utf-8-sig").split("\n")  # other ends of lines may stand within a text
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"prompts: cannot read {path}: {error}") from error

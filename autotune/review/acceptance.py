@@ -30,9 +30,11 @@ def acceptance(story: Story) -> Section | None:
         for entry in sorted(group, key=lambda e: e.figures[FIGURE], reverse=True):
             server, load = split(entry.config)
             base = plain.get(config_key(load))
+            if base is entry or base is not None and base.value <= 0:  # nothing to compare with: no good token at all
+                base = None
             rows.append((str(entry.trial), _server(story, entry), config_text(load) if load else "-",
                          f"{entry.figures[FIGURE]:.2f}", number(entry.figures.get("tokens_per_s")), number(entry.value),
-                         percent(entry.value / base.value - 1, signed=True) if base and base is not entry else "-"))
+                         percent(entry.value / base.value - 1, signed=True) if base is not None else "-"))
     columns: tuple[str, ...] = ("Trial", "Server", "Load", ">Tokens per verify step", ">tok/s", f">{story.unit}",
                                 ">Against the baseline's server")
     if story.unit == "tok/s":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import socketserver
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Container, Iterable
@@ -18,10 +19,12 @@ import optuna
 from optuna.storages import _CachedStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.records import AutotuneError
 from autotune.review.plots import figures
 from autotune.review.sources import read
 from autotune.review.story import Story
 from autotune.review.studynote import study_note
+from autotune.review.wording import one_line
 
 if TYPE_CHECKING:
     from autotune.config import Settings
@@ -102,13 +105,19 @@ def publish(study: Study, story: Story) -> None:
 
 
 def _follow(settings: Settings, study: Study, ended: threading.Event) -> None:
-    """Publish again whenever trials were added."""
-    seen = _finished(study)
+    """Publish again whenever trials were added. What cannot be read now is tried again, and said once."""
+    seen: int | None = None
+    said = ""
     while not ended.wait(REFRESH_S):
-        now = _finished(study)
-        if now != seen:
-            seen = now
-            publish(study, read(settings, study))
+        try:
+            now = _finished(study)
+            if seen is not None and now != seen:
+                publish(study, read(settings, study))
+            seen, said = now, ""
+        except AutotuneError as error:
+            if str(error) != said:
+                print(f"autotune: the plots are as they were: {one_line(error)}", file=sys.stderr, flush=True)
+            said = str(error)
 
 
 def _finished(study: Study) -> int:

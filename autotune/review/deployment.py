@@ -237,10 +237,25 @@ def _same_as_measured(record: TrialRecord, words: Sequence[Word], env: Mapping[s
 
 def _fits(word: Word, measured: str) -> bool:
     """Whether a measured argument is `word` with some value for each reference."""
-    pattern = "".join("(?s:.*)" if isinstance(part, Ref) else re.escape(part) for part in word)
-    kept = "(?s:.*)".join(map(re.escape, measured.split(HIDDEN)))  # what was hidden may have been anything
-    return re.fullmatch(pattern, measured) is not None or (
-        HIDDEN in measured and re.fullmatch(kept, plain(word)) is not None)
+    pieces = [""]
+    for part in word:
+        pieces = [*pieces, ""] if isinstance(part, Ref) else [*pieces[:-1], pieces[-1] + part]
+    return _has(measured, pieces) or (  # what was hidden may have been anything
+        HIDDEN in measured and _has(plain(word), measured.split(HIDDEN)))
+
+
+def _has(text: str, pieces: Sequence[str]) -> bool:
+    """Whether a text is these pieces with any text between each two of them."""
+    first, *between, last = pieces if len(pieces) > 1 else (pieces[0], "")
+    if len(pieces) == 1 or len(first) + len(last) > len(text):
+        return len(pieces) == 1 and text == first
+    at, end = len(first), len(text) - len(last)
+    for piece in between:  # the nearest of each leaves the most for the others
+        found = text.find(piece, at, end)
+        if found < 0:
+            return False
+        at = found + len(piece)
+    return text.startswith(first) and text.endswith(last)
 
 
 def _facts(settings: Settings, story: Story, record: TrialRecord, entry: Tested | None,

@@ -23,6 +23,8 @@ from autotune.space import Param, Space
 TOGETHER = 4
 """At most this many choices are told together."""
 MOST_FREEDOM = 200
+LARGEST_LOG = 700.0
+"""Of what still has an exponential."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +137,13 @@ def _lever(choices: Mapping[str, Value], bases: Mapping[str, Value], load: bool,
         freedom = min(len(logs) - 1, MOST_FREEDOM)
         spread = statistics.stdev(logs) / math.sqrt(len(logs)) * student_t(0.975, freedom)
         half = max(spread, half or 0.0)
-    low, high = (None, None) if half is None else (math.exp(mean - half), math.exp(mean + half))
-    return Lever(dict(choices), dict(bases), math.exp(mean), low, high, len(pairs), load)
+    low, high = (None, None) if half is None else (grown(mean - half), grown(mean + half))
+    return Lever(dict(choices), dict(bases), grown(mean), low, high, len(pairs), load)
+
+
+def grown(log: float) -> float:
+    """The factor of a logarithm, however large."""
+    return math.exp(min(log, LARGEST_LOG))
 
 
 def _within(pairs: Sequence[tuple[Tested, Tested]]) -> float | None:
@@ -146,7 +153,7 @@ def _within(pairs: Sequence[tuple[Tested, Tested]]) -> float | None:
         for entry in pair:
             if entry.relative_error is None:
                 return None
-            squares.append(entry.relative_error ** 2)
+            squares.append(min(entry.relative_error, LARGEST_LOG) ** 2)
     return math.sqrt(sum(squares)) / len(pairs)
 
 

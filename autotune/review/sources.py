@@ -9,10 +9,12 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from autotune.files import read_plain
 from autotune.history import read_pivots
 from autotune.records import AutotuneError
 from autotune.review.story import Story, tell
 from autotune.space import Space
+from autotune.stored import PIVOT, ROW, fits, listed
 
 if TYPE_CHECKING:
     from autotune.config import Settings
@@ -35,7 +37,7 @@ def of_folder(study: Study, name: str, space: Space, objective: str, limits: Map
               folder: pathlib.Path | None) -> Story:
     """The same for a study whose space and limits are not the settings' own."""
     matrix = _json(folder / "matrix.json") if folder else []
-    pivots = read_pivots(folder) if folder else []
+    pivots = [pivot for pivot in read_pivots(folder) if fits(PIVOT, pivot)] if folder else []
     with uncollected():
         return tell(name, space, objective, limits, study.records(), study.attrs(), pivots, matrix)
 
@@ -57,9 +59,10 @@ def _json(path: pathlib.Path) -> list[Mapping[str, Any]]:
     if not path.exists():
         return []
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(read_plain(path))
     except (OSError, ValueError, RecursionError) as error:
         raise AutotuneError(f"{path} cannot be read ({error}): delete it, or run the verb matrix again") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise AutotuneError(f"{path} is not a list of rows: delete it, or run the verb matrix again")
+    if not isinstance(rows, list) or (wrong := listed(ROW)(rows)):
+        told = f" as the verb matrix writes them (row {wrong})" if isinstance(rows, list) else ""
+        raise AutotuneError(f"{path} is not a list of rows{told}: delete it, or run the verb matrix again")
     return rows

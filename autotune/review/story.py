@@ -18,7 +18,7 @@ from autotune.history import TrialRecord
 from autotune.measure.objective import UNITS
 from autotune.records import config_key
 from autotune.review.crashes import CrashGroup, group, launch_keys
-from autotune.review.levers import Lever, levers
+from autotune.review.levers import Lever, grown, levers
 from autotune.review.tested import Tested, copied, find, tested, valid
 from autotune.review.untried import Untried, untried
 from autotune.space import Space
@@ -181,7 +181,7 @@ def _gain(conclusion: Conclusion, confirmation: Mapping[str, Any], baseline: Tes
     if winner.relative_error is None or baseline.relative_error is None:
         return Gain(factor - 1, None, None, False)
     half = math.hypot(winner.relative_error, baseline.relative_error)
-    return Gain(factor - 1, factor * math.exp(-half) - 1, factor * math.exp(half) - 1, False)
+    return Gain(factor - 1, factor * grown(-half) - 1, factor * grown(half) - 1, False)
 
 
 def _finalist(confirmation: Mapping[str, Any], entry: Tested | None) -> Mapping[str, Any] | None:

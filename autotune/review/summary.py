@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autotune.printable import SPELLED, printable
 from autotune.review import blocks, verdict
 from autotune.review.levers import changed
 from autotune.review.loadtable import load_table
@@ -35,10 +36,10 @@ def print_summary(story: Story, file: IO[str] | None = None) -> None:
     stream = file or sys.stdout
     tty = stream.isatty()
     console = Console(file=stream, width=None if tty else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
-    console.print(Text(f"Study {one_line(story.study)}", style="dim"))
-    console.print(Text(verdict.headline(story), style=COLOURS[story.conclusion]))
+    console.print(_text(f"Study {one_line(story.study)}", style="dim"))
+    console.print(_text(verdict.headline(story), style=COLOURS[story.conclusion]))
     if verdict.support(story):
-        console.print(Text(verdict.support(story)))
+        console.print(_text(verdict.support(story)))
     console.print()
     if story.winner is not None:
         _winner(console, story, tty)
@@ -47,9 +48,9 @@ def print_summary(story: Story, file: IO[str] | None = None) -> None:
         if table is not None:
             console.print(table)
             console.print()
-    console.print(Text(f"Spent: {verdict.spent_words(story)}."))
-    console.print(Text(f"Trials: {verdict.counts_words(story)}."))
-    console.print(Text(f"Stopped: {verdict.stop_words(story)}."))
+    console.print(_text(f"Spent: {verdict.spent_words(story)}."))
+    console.print(_text(f"Trials: {verdict.counts_words(story)}."))
+    console.print(_text(f"Stopped: {verdict.stop_words(story)}."))
 
 
 def print_document(document: blocks.Document, file: IO[str] | None = None) -> None:
@@ -57,15 +58,20 @@ def print_document(document: blocks.Document, file: IO[str] | None = None) -> No
     stream = file or sys.stdout
     tty = stream.isatty()
     console = Console(file=stream, width=None if tty else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
-    console.print(Text(document.headline, style="bold"))
-    console.print(Text(document.support))
+    console.print(_text(document.headline, style="bold"))
+    console.print(_text(document.support))
     for section in document.sections:
         for block in section.blocks:
             console.print()
             if isinstance(block, blocks.Table):
                 console.print(_of_block(block, block.caption or section.title, tty))
             elif isinstance(block, blocks.Para):
-                console.print(Text(block.text))
+                console.print(_text(block.text))
+
+
+def _text(words: str, style: str = "") -> Text:
+    """Words for the terminal, without what would move its cursor."""
+    return Text(printable(words, instead=SPELLED), style=style)
 
 
 def _of_block(data: blocks.Table, title: str, tty: bool) -> Table:
@@ -82,7 +88,7 @@ def _winner(console: Console, story: Story, tty: bool) -> None:
     if base is not None and base.config != winner.config:
         moved = [f"{name} {_side(a)} -> {_side(b)}" for name, (a, b) in changed(base.config, winner.config).items()]
         console.print(Text.assemble(("Changed       ", "dim"), ", ".join(moved)))
-    console.print(Text.assemble(("Energy        ", "dim"), verdict.energy_words(winner)))
+    console.print(Text.assemble(("Energy        ", "dim"), one_line(verdict.energy_words(winner))))
     console.print()
     table = _table("", tty, "Figure", ">Baseline", f">{verdict.label(story, winner)}", ">Change", "Limit")
     for row in verdict.figure_rows(story):
@@ -149,12 +155,19 @@ def _matrix(story: Story, tty: bool) -> Table | None:
     return _of_block(data, section.title, tty)
 
 
+class _Rows(Table):
+    """A table that shows text as it is: no character of a cell moves the terminal's cursor."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*[one_line(cell) if isinstance(cell, str) else cell for cell in cells], **options)
+
+
 def _table(title: str, tty: bool, *columns: str) -> Table:
-    table = Table(title=title or None, title_justify="left", title_style="bold", header_style="dim",
+    table = _Rows(title=title or None, title_justify="left", title_style="bold", header_style="dim",
                   box=box.SIMPLE if tty else None, pad_edge=False, padding=(0, 2, 0, 0) if not tty else (0, 1))
     for column in columns:
-        table.add_column(column.lstrip("?>"), justify="right" if column.lstrip("?").startswith(">") else "left",
-                         overflow="fold")
+        side: Literal["right", "left"] = "right" if column.lstrip("?").startswith(">") else "left"
+        table.add_column(one_line(column.lstrip("?>")), justify=side, overflow="fold")
     return table
 
 

@@ -7,10 +7,11 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 from autotune.history import TrialRecord, crash_of
-from autotune.records import Crash, UsageError, config_key
+from autotune.records import AutotuneError, Crash, UsageError, config_key
 from autotune.search.protocol import Measured, Observation
 from autotune.space import Space
 from autotune.storage import sqlite_url
+from autotune.stored import check_study, check_trial
 from autotune.study import record_of
 
 
@@ -41,8 +42,17 @@ def _studies(source: str) -> list[tuple[list[TrialRecord], str | None]]:
         raise UsageError(f"study.warm_start: {source} cannot be read: {type(error).__name__}: {line[:200]}") from error
     if not studies:
         raise UsageError(f"study.warm_start: {source} holds no study")
-    return [([record_of(t) for t in s.get_trials(deepcopy=False)],
-             (s.user_attrs.get("identity") or {}).get("objective")) for s in studies]
+    found = []
+    for study in studies:
+        try:
+            check_study(study.study_name, study.user_attrs)
+            records = [record_of(trial) for trial in study.get_trials(deepcopy=False)]
+            for record in records:
+                check_trial(record, needed=False)
+        except AutotuneError as error:
+            raise UsageError(f"study.warm_start: {source}: {str(error).partition(', it is damaged')[0]}") from error
+        found.append((records, (study.user_attrs.get("identity") or {}).get("objective")))
+    return found
 
 
 def _url(source: str) -> str:

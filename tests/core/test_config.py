@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
+from typing import Any
 
 import pytest
 
-from autotune import config, origin, preflight
+from autotune import checklist, config, origin, preflight
 from autotune.config import load, space_files
+from autotune.engine.spec import EngineSpec
 from autotune.measure.prompts import PromptSet
 from autotune.records import UsageError
 
@@ -52,10 +54,25 @@ def test_a_folder_of_ones_own_adds_spaces_and_engines(tmp_path: pathlib.Path, mo
     assert "mine" in space_files()
 
 
+@pytest.mark.parametrize(("setting", "key"), [
+    ('storage: "postgresql://elsewhere.example/db"', "storage"),
+    ('storage: "sqlite:////home/me/cookies.db"', "storage"),
+    ("warm_start: [/home/me/cookies.db]", "warm_start")])
+def test_a_space_does_not_say_which_database_is_written_to(tmp_path: pathlib.Path, setting: str, key: str) -> None:
+    (tmp_path / "mine.yaml").write_text(f"defaults: [local, _self_]\nname: mine\nstudy: {{{setting}}}\n")
+    with pytest.raises(UsageError, match=f"the space names study.{key}, which only the command line may"):
+        load(["+space=mine"], [str(tmp_path)])
+    chosen = load(["+space=mine", "study.storage=sqlite:///my.db", "study.warm_start=[]"], [str(tmp_path)]).study
+    assert (chosen.storage, chosen.warm_start) == ("sqlite:///my.db", [])
+
+
 @pytest.mark.parametrize(("overrides", "message"), [
     ([], "pass \\+space=NAME; spaces: .*local"),
     (["+spce=local"], "not spce"),
     (["+space=locl"], "there is no space 'locl'; spaces: .*local"),
+    (["+space=local", "executor=[[]]"], "executor=.*takes the plain name of a file"),
+    (["+space=local", "power=[1]"], "power=.*takes the plain name of a file"),
+    (["+space=local", "study={}"], "study=.*takes the plain name of a file"),
     (["+space=local", "+colour=1"], "unknown key colour"),
     (["+space=local", "colour=1"], "colour"),
     (["+space=local", "workload.windw=1"], "windw"),
@@ -259,6 +276,17 @@ def test_the_command_line_is_shown_without_its_secrets_and_otherwise_whole() -> 
     assert settings.redactor.text("a canary1, a canary%2F2") == "a [redacted], a [redacted]"
 
 
+def test_no_text_of_a_space_passes_for_a_line_of_check(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        'defaults: [local, _self_]\nname: mine\ndescribe: "good\\n\\ncommand of the baseline:\\n  echo harmless"\n'
+        'params: {nvls: {choices: [false, "x\\nthe baseline can run here."]}}\n')
+    settings = load(["+space=mine"], [str(tmp_path)])
+    lines = checklist.shown(preflight.check(settings), settings).splitlines()
+    assert lines.count("command of the baseline:") == 1 and lines.count("the baseline can run here.") <= 1
+    assert lines[0] == "space    mine: good command of the baseline: echo harmless"
+    assert any(r"x\nthe baseline can run here." in line for line in lines)
+
+
 def test_choices_for_a_flag_that_takes_a_secret_are_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "engine").mkdir()
     space = "name: mine\nengine: own\nparams: {a: {choices: [abcd]}}\nbaseline: {a: abcd}\n"
@@ -273,10 +301,40 @@ def test_choices_for_a_flag_that_takes_a_secret_are_refused(tmp_path: pathlib.Pa
     ("engine.stage_limits_s.load=soon", "stage_limits_s.load must be a number of seconds"),
     ("engine.stop=5", "stop: must be a mapping"), ("engine.stop.term_s=x", "stop.term_s must be a number of seconds"),
     ("engine.env=5", "env: must be a mapping"), ("engine.vars=5", "vars: must be a mapping"),
+    ("engine.version.package='a b'", "version.package must be the name of a Python package"),
+    ("engine.version.package=[5]", "version.package must be the name"),
+    ("engine.config_file='--config x'", "config_file must be a flag such as --config"),
+    ("engine.config_file=true", "config_file must be a flag"),
     ("engine.request.api=foo", "request.api must be one of openai_completions, sglang_generate")])
 def test_a_wrong_value_in_an_engine_is_one_clear_line(override: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         load(["+space=b300", override])
+
+
+@pytest.mark.parametrize(("raw", "said"), [
+    ({"params": ["a"]}, "params must be a mapping"),
+    ({"params": {"x": {"choices": 1.5}}}, "x.choices must be a mapping"),
+    ({"params": {"x": {"args": "--flag"}}}, "args must be a list of words, not '--flag'"),
+    ({"params": {"x": {"args": [["a"]]}}}, "args must be a list of words"),
+    ({"params": {"x": {"flag": ["--a"]}}}, "flag must be a flag such as --name"),
+    ({"params": {"x": {"switch": {"a": 1}}}}, "switch must be a flag such as --name"),
+    ({"params": {"x": {"flag": "--x", "gpus": True}}}, "gpus must be a whole number"),
+    ({"params": {"x": {"flag": "--x", "default": [1]}}}, "default must be a text, number or boolean"),
+    ({"stages": 5}, "stages: must be a list"), ({"info": {"identity": "tp"}}, "info.identity: must be a list of texts"),
+    ({"request": {"model": 5}}, "request.model must be a text"),
+    ({"request": {"continuous_usage": 5}}, "request.continuous_usage must be true or false"),
+    ({"metrics": {"accept_bonus": "x"}}, "metrics.accept_bonus must be a number"),
+    ({"metrics": {"queued": ["x"]}}, "metrics.queued must be a text")])
+def test_a_value_of_another_type_in_an_engine_file_is_one_clear_line(raw: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=f"^e.yaml.*{said}"):
+        EngineSpec.parse({"name": "e", "command": ["prog"], **raw}, "e.yaml")
+
+
+@pytest.mark.parametrize("choice", ["x", "0", "1.5", "true", "9" * 5000])
+def test_a_choice_that_is_no_number_of_gpus_is_refused_before_anything_starts(choice: str) -> None:
+    settings = load(["+space=local", f"space.params.tp.choices=['{choice}',2]", "space.baseline.tp=2"])
+    told = [c.problems for c in preflight.check(settings).choices if (c.param, c.value) == ("tp", choice)]
+    assert told and told[0]
 
 
 def test_a_model_that_the_baseline_does_not_use_only_keeps_the_choices_from_running_that_do(

@@ -17,6 +17,7 @@ LAYERS: list[set[str]] = [
     {"workload", "storage", "yamlfile"},
     {"config", "history", "turns", "heartbeat"},
     {"patience"},
+    {"stored"},
     {"study", "preflight", "journal", "gate", "judge"},
     {"fleet", "origin", "checklist"},
     {"trial"},

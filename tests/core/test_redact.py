@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -168,6 +170,47 @@ def test_a_long_hostile_line_is_over_soon(unit: str) -> None:
     length = 1 << 18  # what takes quadratic time would meet this test's limit of two minutes
     clean = Redactor(["known'value", 'ano"ther'])
     assert len(clean.text((unit * length)[:length])) <= 2 * length
+
+
+@pytest.mark.parametrize(("begin", "unit"), [
+    ('token="', '\\\\\\"'), ("token='", "\\\\\\'"), ('token=\\"', '\\\\\\"'), ("('token', \"", '\\\\\\"'),
+    ('--api-key "', '\\\\\\"x'), ("x", "-eyJ"), ("", "-eyJaaaaaaaaaaa"), ("", ".eyJaaaaaaaaaaa"), ("", "_eyJa.eyJ")])
+def test_a_line_that_repeats_what_it_never_ends_is_over_soon(begin: str, unit: str) -> None:
+    clean = Redactor()
+    for length in (100, 1 << 18):  # exponential time would show at once, quadratic time then
+        clean.text((begin + unit * length)[:length])
+
+
+@pytest.mark.parametrize("said", [
+    r'''password=\"can ary\\\\\" rest''', r'''password="can\\\"ary" rest''', r'''"{\"token\": \"can\\\"ary\"}" rest''',
+    r'''token=\"canary\\\" rest'''])
+def test_a_quoted_secret_is_hidden_whatever_is_escaped_in_it(said: str) -> None:
+    shown = Redactor().text(said)
+    assert "can" not in shown and "ary" not in shown, shown
+
+
+@pytest.mark.parametrize("said", [
+    "x.eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.canary", "-eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.canary.",
+    "a.b.eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.canary", "a_eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.canary"])
+def test_a_web_token_is_hidden_whatever_stands_before_it(said: str) -> None:
+    assert "canary" not in Redactor().text(said) and "eyJzdWIi" not in Redactor().text(said)
+
+
+def test_names_of_any_length_are_not_kept() -> None:
+    tracemalloc.start()
+    try:
+        for number in range(64):
+            Redactor().text(f"{number}{'a' * (1 << 20)}=x\n")
+        assert tracemalloc.get_traced_memory()[0] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_mounted_file_of_a_secret_sounding_name_stays_and_what_is_given_to_such_a_name_goes() -> None:
+    said = "docker run -v /etc/passwd:/etc/passwd:ro -v /run/secrets/token:/token x"
+    assert Redactor().text(said) == said
+    assert "canary" not in Redactor().text("/api/token:canary1 a/password=/canary2 passwd:/canary3")
+    assert "canary" not in Redactor().text("passwd:/canary4/")
 
 
 @pytest.mark.parametrize("line", [

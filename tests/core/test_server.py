@@ -21,6 +21,7 @@ from autotune.engine.server import Server, Unkept
 from autotune.gate import Gate
 from autotune.measure.agreement import AgreementSettings
 from autotune.measure.calibrate import Unanswered, chars_per_token
+from autotune.measure.metrics import Watcher
 from autotune.measure.reply import Reply, write_replies
 from autotune.measure.spec import MetricNames, Target
 from autotune.records import Stage
@@ -334,6 +335,30 @@ def test_greedy_outputs_in_a_wrong_form_are_a_problem_of_one_line(tmp_path: path
 def test_a_count_of_a_prompt_in_a_wrong_form_is_no_answer(body: bytes) -> None:
     with serving(said(body)) as url, pytest.raises(Unanswered, match="POST /v1/completions: "):
         chars_per_token(Target(url, "openai", "m", False, None, MetricNames()), LOAD)
+
+
+@pytest.mark.parametrize("answers", [[1], [10**11], [2000, 1, 0, 0]])
+def test_a_count_that_no_prompt_has_is_no_answer_instead_of_prompts_of_gigabytes(answers: list[int]) -> None:
+    bodies = [said(b'{"usage": {"prompt_tokens": %d}}' % count) for count in answers]
+    load = dataclasses.replace(LOAD, context_tokens=8192)
+    with serving(*bodies) as url, pytest.raises(Unanswered, match="bad answer: the server counts .* in .* characters"):
+        chars_per_token(Target(url, "openai", "m", False, None, MetricNames()), load)
+
+
+def test_an_output_without_end_is_kept_as_far_as_its_tokens_may_go(tmp_path: pathlib.Path) -> None:
+    gate = Gate(tmp_path / "agreement.json", AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0), BUILTIN)
+    body = b'{"choices": [{"text": "%s"}], "usage": {"completion_tokens": 4}}' % (b"word " * 200_000)
+    with serving(said(body), said(body), said(body)) as url:
+        gate.check(Target(url, "openai", "m", False, None, MetricNames()), True, str)
+    assert len(gate.references()[0][0].text) == 4 * 256
+
+
+def test_metrics_that_nobody_asked_for_are_not_kept() -> None:
+    text = b"".join(b"name_%d 1\n" % number for number in range(50_000)) + b"waiting 3\nwaiting 4\n"
+    with serving(said(text)) as url:
+        watcher = Watcher(Target(url, "openai", "m", False, "/metrics", MetricNames(queued="waiting")))
+        watcher.mark()
+    assert watcher.samples[0][1] == {"waiting": 7.0}
 
 
 def test_what_a_server_says_is_kept_without_its_secrets(tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -65,6 +66,10 @@ def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
     ({"params": {"a": {}}, "baseline": {}}, "choices is empty"),
     ({"params": {"a": {"choices": 8}}, "baseline": {}}, r"choices must be a list such as \[8\]"),
     ({"params": {"a": {"choices": [1, 1]}}, "baseline": {"a": 1}}, "listed twice"),
+    ({"params": {"a": {"choices": [0, 1, True]}}, "baseline": {"a": 1}}, "1 and True cannot be told apart"),
+    ({"params": {"a": {"choices": [False, 0.0]}}, "baseline": {"a": False}}, "False and 0.0 cannot be told apart"),
+    ({"params": {"a": {"choices": ["true", True]}}, "baseline": {"a": True}}, "'true' and True cannot be told apart"),
+    ({"params": {"a": {"choices": [8, "8"]}}, "baseline": {"a": 8}}, "8 and '8' cannot be told apart"),
     ({"params": {"a": {"choices": [[1]]}}, "baseline": {}}, "not a text, number or boolean"),
     ({"params": {"a": {"choice": [1]}}, "baseline": {}}, "unknown key choice"),
     ({"params": {"a": {"range": [3, 1], "step": 1}}, "baseline": {}}, "low <= high"),
@@ -85,8 +90,13 @@ def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
     ({"forbid": [{"paralel": "ep8", "because": "x"}]}, "unknown parameter paralel"),
     ({"forbid": [{"parallel": "ep9", "because": "x"}]}, "no choice 'ep9'"),
     ({"belief": {"parallel": {"ep8": [2, 1]}}}, "0 < low <= high"),
+    ({"belief": {"parallel": {"ep8": [1, math.inf]}}}, "0 < low <= high"),
+    ({"belief": {"parallel": {"ep8": [True, True]}}}, "0 < low <= high"),
     ({"belief": {"parallel": {"xx": [1, 2], "tp8": [1, 2], "yy": [1, 2]}}},
      r"no choice 'xx' or 'yy' \(tp8, ep8\); '~space.belief.parallel' leaves it out"),
+    ({"model": {"a\ntouch x #": "m"}}, r"model: the name 'a\\ntouch x #' must be small letters"),
+    ({"model": {"A": "m"}}, "model: the name 'A' must be"), ({"model": {1: "m"}}, "model: the name 1 must be"),
+    ({"model": {"a.b": "m", "a_b": "n"}}, "a.b and a_b are the same name to an export"),
     ({"name": None}, "name must be a text"),
     ({"colour": 1}, "unknown key colour"),
 ])
@@ -103,8 +113,8 @@ CHOICE = st.one_of(st.booleans(), st.integers(-3, 3), st.text("xy ", max_size=2)
 @given(st.dictionaries(st.sampled_from("abcd"), st.lists(CHOICE, min_size=1, max_size=3), min_size=1),
        st.integers(0, 99))
 def test_a_sample_is_always_in_the_space(choices: dict[str, list[Any]], seed: int) -> None:
-    unique = {k: {"choices": [c for i, c in enumerate(v) if not any(c == o and type(c) is type(o) for o in v[:i])]}
-              for k, v in choices.items()}
+    unique = {k: {"choices": [c for i, c in enumerate(v) if not any(
+        c == o or str(c).lower() == str(o).lower() for o in v[:i])]} for k, v in choices.items()}
     space = Space.parse({"name": "h", "engine": "e", "params": unique,
                          "baseline": {k: v["choices"][0] for k, v in unique.items()}}, "h")
     config = space.sample(random.Random(seed))

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from typing import Any
 
 import pytest
@@ -211,6 +212,14 @@ def test_a_killed_tuner_leaves_nothing_and_the_next_one_counts_nothing_twice(tmp
     assert sorted(complete) == [(100, 1), (100, 4), (200, 1), (200, 4)]
     assert {r.state for r in records} <= {"COMPLETE", "FAIL"}
     assert sum(r.state == "FAIL" for r in records) <= 1
+
+
+@pytest.mark.parametrize("name", ["1\u00b2", "9" * 40, "12345678901", "1x", "12"])
+def test_a_folder_of_another_name_among_the_launches_is_no_launch(tmp_path: pathlib.Path, name: str) -> None:
+    (tmp_path / "launches" / name).mkdir(parents=True)
+    (tmp_path / "launches" / "0007").mkdir()
+    tuner: Any = types.SimpleNamespace(folder=tmp_path, study=types.SimpleNamespace(records=list))
+    assert Tuner._next_launch(tuner) == 8
 
 
 def test_a_budget_of_trials_ends_the_search_also_between_two_load_parts(tmp_path: pathlib.Path) -> None:

@@ -6,12 +6,14 @@ import pathlib
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from autotune.review import dashboard
 from autotune.review.dashboard import open_server, publish
 from autotune.review.notes import annotate, attach
 from autotune.review.report import report
@@ -39,6 +41,26 @@ def served(rich: Made, tmp_path: pathlib.Path) -> Iterator[tuple[str, Made]]:
     yield f"http://127.0.0.1:{server.server_port}", rich
     server.shutdown()
     server.server_close()
+
+
+def test_what_cannot_be_read_for_a_while_is_said_once_and_published_later(
+        small: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    published, ended, broken = threading.Event(), threading.Event(), small.settings.folder / "matrix.json"
+    monkeypatch.setattr(dashboard, "REFRESH_S", 0.01)
+    monkeypatch.setattr(dashboard, "publish", lambda study, story: published.set())
+    follower = threading.Thread(target=dashboard._follow, args=(small.settings, small.study, ended), daemon=True)
+    follower.start()
+    broken.write_text("[5]")
+    deadline, told = time.monotonic() + 60, ""
+    while "not a list of rows" not in told and time.monotonic() < deadline:
+        small.study.fail(small.study.ask(baseline(small, dp=2), 91), "interrupted")  # news, after it looked at first
+        time.sleep(0.2)
+        told += capsys.readouterr().err
+    broken.unlink()
+    assert published.wait(60)
+    ended.set()
+    follower.join(60)
+    assert (told + capsys.readouterr().err).count("the plots are as they were") == 1
 
 
 def detail(address: str) -> Any:

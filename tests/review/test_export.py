@@ -19,6 +19,8 @@ from autotune.config import load
 from autotune.engine.argv import build
 from autotune.engine.spec import EngineSpec
 from autotune.records import AutotuneError, NothingFeasible, UsageError
+from autotune.redact import HIDDEN
+from autotune.review.deployment import Ref, _fits
 from autotune.review.export import FORMATS, export
 from tests.review.studies import Made, baseline
 
@@ -195,3 +197,11 @@ def test_launch_json_holds_no_character_that_turns_lines_around(make: Callable[.
     made.measure(baseline(made), 2.0)
     origin = export(made.settings, made.study).with_suffix(".json").read_text(encoding="utf-8")
     assert origin.isascii() and "\\u202e" in origin
+
+
+def test_whether_a_measured_argument_fits_is_known_at_once_whatever_is_in_it() -> None:
+    parts: tuple[str | Ref, ...] = tuple(part for _ in range(40) for part in (Ref("PYTHON"), "a"))
+    assert _fits(parts, "xa" * 400) and not _fits(parts, "a" * 4000 + "b") and not _fits(parts, "a" * 39)
+    assert not _fits((*parts, "b"), HIDDEN.join(["a"] * 40))
+    assert _fits(("--key=", Ref("KEY")), f"--key={HIDDEN}") and _fits(("a-secret-b",), f"a-{HIDDEN}-b")
+    assert not _fits(("ab", Ref("X"), "bc"), "abc") and not _fits(("a",), "ab") and _fits(("",), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 import shlex
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from autotune.engine.spec import Ready
 from autotune.records import UsageError
 from autotune.review.export import export
 from tests.review.studies import Made, baseline
@@ -55,6 +57,24 @@ def test_every_format_says_where_it_came_from_and_holds_no_secret(odd: Made, for
     assert re.search(r"^#   Trial +0$", text, re.M)
     assert re.search(r"^#   Measured +2.000 tok/J", text, re.M)
     assert (path.parent / "launch.json").exists()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_text_of_a_study_leaves_the_comments(odd: Made, form: str) -> None:
+    identity = odd.study.attrs()["identity"]
+    odd.study.set_attr("identity", {**identity, "engine": "e\nowned: 1",
+                                    "engine_version": "1\nowned: 1\n---\nowned: 2"})
+    odd.study.set_attr("provenance", {"gpu": ["g\nowned: 3"], "driver": "5\nowned: 4", "autotune": "1\nowned",
+                                      "command": "c\nowned: 5"})
+    lines = written(odd, form).read_text().splitlines()
+    assert not [line for line in lines if line.lstrip().startswith("owned")]
+
+
+def test_composes_health_check_runs_nothing_of_an_engines_path(odd: Made) -> None:
+    engine = dataclasses.replace(odd.settings.engine, ready=Ready("/x');print('owned')#"))
+    object.__setattr__(odd.settings, "engine", engine)
+    test = next(iter(documents(odd, "compose")[0]["services"].values()))["healthcheck"]["test"]
+    assert "owned" not in test[-2] and test[-1].endswith("/x');print('owned')#")
 
 
 def test_compose_runs_the_measured_command(odd: Made) -> None:

@@ -100,6 +100,16 @@ def test_the_acceptance_length_of_every_speculation_is_told_also_of_those_that_l
     assert "Acceptance length" in best and "| 4.560 |" in best
 
 
+def test_a_baseline_without_a_good_token_is_reported_and_compared_with_nothing(make: Maker) -> None:
+    """Of goodput: where no request keeps the limits the objective is 0, which is a measurement."""
+    made = make()
+    made.measure(baseline(made), 0.0, tpot_ms=90.0)
+    made.measure(baseline(made, tree_budget=8), 2.0)
+    made.measure(baseline(made, tree_budget=16), 0.0, tpot_ms=90.0)
+    assert report(made.settings, made.study) == 0
+    assert "Acceptance length of speculation" in (made.settings.folder / "report.md").read_text()
+
+
 def test_without_speculation_there_is_no_word_of_acceptance(make: Maker) -> None:
     made = make()
     made.measure(baseline(made), 2.0)

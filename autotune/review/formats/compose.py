@@ -10,6 +10,7 @@ from autotune.review.formats import containers
 from autotune.review.formats.header import comment, slug
 from autotune.review.formats.quoted import dump
 
+ASK = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)"
 SAFE_DEFAULT = re.compile(r"[A-Za-z0-9_./:@,+-]+\Z")
 """Text that can stand as the default of a `${NAME:-default}`; Compose has no escape for `}` there."""
 
@@ -23,15 +24,15 @@ def render(deployment: Deployment) -> str:
         return "".join(_reference(deployment, part, inside) if isinstance(part, Ref) else _literal(part)
                        for part in value)
 
-    health = (f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{containers.PORT}{deployment.health}', "
-              "timeout=5)")
+    health = f"http://127.0.0.1:{containers.PORT}{deployment.health}"
     service: dict[str, Any] = {
         "image": f"${{IMAGE:?set IMAGE to an image that has {containers.image(deployment)}}}",
         "entrypoint": [word(w) for w in deployment.argv],
         "command": [],
         "ports": [f"${{HOST:-127.0.0.1}}:${{PORT:-{containers.PORT}}}:{containers.PORT}"],
-        "healthcheck": {"test": ["CMD", f"${{PYTHON:-{containers.PYTHON}}}", "-c", _literal(health)], "interval": "10s",
-                        "timeout": "10s", "retries": 3, "start_period": f"{containers.start_limit_s(deployment)}s"},
+        "healthcheck": {"test": ["CMD", f"${{PYTHON:-{containers.PYTHON}}}", "-c", ASK, _literal(health)],
+                        "interval": "10s", "timeout": "10s", "retries": 3,
+                        "start_period": f"{containers.start_limit_s(deployment)}s"},
         "restart": "unless-stopped",
         "stop_grace_period": f"{containers.stop_limit_s(deployment)}s",
         "init": True,

@@ -8,6 +8,7 @@ import os
 import pathlib
 
 from autotune.review.deployment import Deployment, Parameter
+from autotune.review.wording import one_line
 
 PORT = 8000
 PYTHON = "python3"
@@ -36,8 +37,8 @@ def absolute(path: str, folder: str) -> str:
 
 
 def image(deployment: Deployment) -> str:
-    """The engine and version that an image must have, as words."""
-    return " ".join(x for x in (deployment.package or deployment.engine, deployment.version) if x)
+    """The engine and version that an image must have, as words on one line: comments are made of it."""
+    return one_line(" ".join(x for x in (deployment.package or deployment.engine, deployment.version) if x))
 
 
 def start_limit_s(deployment: Deployment) -> int:

@@ -6,6 +6,7 @@ import shlex
 
 from autotune.review.deployment import Deployment, Ref, Word, lines
 from autotune.review.formats.header import comment
+from autotune.review.wording import one_line
 
 
 def render(deployment: Deployment) -> str:
@@ -15,7 +16,7 @@ def render(deployment: Deployment) -> str:
            "set -euo pipefail", ""]
     for parameter in deployment.parameters:
         out.append(f"{parameter.name}=${{{parameter.name}:-{shlex.quote(parameter.default)}}}"
-                   f"  # {parameter.what}" if "\n" not in parameter.default else
+                   f"  # {one_line(parameter.what)}" if "\n" not in parameter.default else
                    f"{parameter.name}=${{{parameter.name}:-{shlex.quote(parameter.default)}}}")
     for name in deployment.secrets:
         out.append(f': "${{{name}:?set {name}: a secret of the measured command, never written here}}"')
