@@ -5,8 +5,8 @@
                                     [--concurrency 64 1024]
 
 Up to C=64 the stub decodes in steps of 20 ms, as real servers do, above that as fast as it can, 8 events at once.
-For each client: requests done, tokens lost, tokens per second, CPU seconds of the client's
-processes per million tokens (from the first request to the last token: neither start nor report), and its TTFT and TPOT
+For each client: requests done, tokens lost, tokens per second, CPU seconds of the client's processes per million
+tokens (between samples from the first request to the last token: neither start nor report), and its TTFT and TPOT
 against the stub's own times. Each peer lives in an environment of its own (tests/envs.py); one that is not there is
 said to be missing, or is installed with --install. Figures depend on what else the machine does: compare rows only.
 """
@@ -14,6 +14,7 @@ said to be missing, or is installed with --install. Figures depend on what else 
 from __future__ import annotations
 
 import argparse
+import bisect
 import dataclasses
 import json
 import os
@@ -38,7 +39,7 @@ from tests.fakes.stub import Stub  # noqa: E402
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 60, 64
 LIMIT_S = 540.0
-SAMPLE_S = 0.02  # a client imports what it needs at full speed just before its first request
+SAMPLE_S = 0.1
 PACED = ("--itl-ms", "20", "--align")  # as a real server decodes: one token of every stream, every 20 ms
 FLOOD = ("--itl-ms", "0", "--burst", "8")  # as fast as the stub can, as it arrives at a client that lags behind
 RECIPES = {"guidellm": envs.Recipe(("guidellm==0.8.1",)), "aiperf": envs.Recipe(("aiperf==0.13.0",))}
@@ -75,13 +76,17 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What a client reports: completed requests and their tokens, and latencies in ms."""
+    """What a client reports: completed requests and their tokens, and latencies in ms.
+
+    `until`: latencies are those of requests that were sent before (CLOCK_MONOTONIC seconds), all of which ended.
+    """
 
     requests: int
     tokens: float
     ttft_mean: float
     ttft_p99: float
     tpot_mean: float
+    until: float = float("inf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +114,11 @@ def worker(url: str, concurrency: int, requests: int, out: str) -> None:
             pass
         replies = client.stop()
     ok = [r for r in replies if r.ok and r.wanted_tokens == OUTPUT_TOKENS]
+    until = min(r.sent for r in replies if not r.ok)  # stopped in the midst of others, whose latencies are not known
+    whole = [r for r in ok if r.sent < until]
     pathlib.Path(out).write_text(json.dumps({
-        "requests": len(ok), "tokens": sum(r.tokens for r in ok), "ttft": [r.ttft_s for r in ok],
-        "tpot": [r.tpot_s for r in ok]}))
+        "requests": len(ok), "tokens": sum(r.tokens for r in ok), "ttft": [r.ttft_s for r in whole],
+        "tpot": [r.tpot_s for r in whole], "until": until}))
 
 
 def ours_claim(job: Job) -> Claim:
@@ -129,7 +136,8 @@ def plain_claim(job: Job) -> Claim:
 
 def _own_claim(path: pathlib.Path) -> Claim:
     found = json.loads(path.read_text())
-    return Claim(found["requests"], found["tokens"], *_latency(found["ttft"]), statistics.mean(found["tpot"]) * 1000)
+    return Claim(found["requests"], found["tokens"], *_latency(found["ttft"]), statistics.mean(found["tpot"]) * 1000,
+                 found.get("until", float("inf")))
 
 
 def sglang(python: str, job: Job) -> list[str]:
@@ -234,10 +242,14 @@ def race(contender: Contender, python: str, concurrency: int, requests: int,
 def compare(name: str, claim: Claim, truth: list[dict[str, Any]], cpu: list[tuple[float, float]],
             concurrency: int) -> dict[str, Any]:
     """A row: the claim beside the truth."""
-    whole = [t for t in truth if len(t["sent"]) > 1 and t["tokens"] == t["wanted"] == OUTPUT_TOKENS]
-    sent = sum(t["counts"][-1] for t in truth if t["counts"])
-    start, end = min(t["received"] for t in truth), max(t["sent"][-1] for t in truth if t["sent"])
-    spent = _at(cpu, end) - _at(cpu, start)
+    whole = [t for t in truth if len(t["sent"]) > 1 and t["tokens"] == t["wanted"] == OUTPUT_TOKENS
+             and t["received"] < claim.until]
+    begin, end = min(t["received"] for t in truth), max(t["sent"][-1] for t in truth if t["sent"])
+    inside = [(t, c) for t, c in cpu if begin <= t <= end]  # clients work at full speed just before and just after
+    if len(inside) < 3:
+        return {"client": name, "concurrency": concurrency, "failed": f"done in {end - begin:.2f} s, which is too soon"}
+    (start, before), (end, after) = inside[0], inside[-1]
+    spent, sent = after - before, sum(_tokens(t, end) - _tokens(t, start) for t in truth)
     ttft_mean, ttft_p99 = _latency([t["sent"][0] - t["received"] for t in whole])
     tpot = statistics.mean((t["sent"][-1] - t["sent"][0]) / (t["tokens"] - 1) for t in whole) * 1000
     return {"client": name, "concurrency": concurrency, "requests": claim.requests,
@@ -254,12 +266,10 @@ def _latency(seconds: Sequence[float]) -> tuple[float, float]:
     return statistics.mean(ordered) * 1000, ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] * 1000
 
 
-def _at(cpu: list[tuple[float, float]], t: float) -> float:
-    """CPU seconds at a moment, between the samples around it."""
-    for (t0, c0), (t1, c1) in zip(cpu, cpu[1:], strict=False):
-        if t0 <= t <= t1:
-            return c0 + (c1 - c0) * (t - t0) / (t1 - t0)
-    return cpu[0][1] if t < cpu[0][0] else cpu[-1][1]
+def _tokens(request: dict[str, Any], t: float) -> int:
+    """Tokens of a request that the stub had sent at a moment."""
+    events = bisect.bisect(request["sent"], t)
+    return int(request["counts"][events - 1]) if events else 0
 
 
 def main() -> None:
