@@ -128,9 +128,10 @@ def run(argv: Sequence[str]) -> int:
             raise UsageError("classify needs at least one log file, or - for standard input")
         return classify(list(line.files), sys.stdout)
     from autotune import config
+    from autotune.settings import refuse_unused
 
     if not line.show_config:
-        config.refuse_unused(line.verb, line.overrides)
+        refuse_unused(line.verb, line.overrides)
     starts = line.verb in STARTING and not line.show_config
     settings = config.load(line.overrides, line.spaces, installed=line.verb not in TELLING and not starts)
     if line.show_config:

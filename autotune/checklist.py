@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from autotune.config import Settings
 from autotune.engine.argv import shown as command_line
 from autotune.engine.probe import installed
 from autotune.engine.spec import text
@@ -12,6 +11,7 @@ from autotune.preflight import Preflight
 from autotune.printable import SPELLED, printable
 from autotune.records import Config
 from autotune.redact import Redactor
+from autotune.settings import Settings
 from autotune.storage import backend, hidden, sqlite_file, sqlite_url
 
 BASELINE = "baseline"

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.config import ConfirmationSettings
 from autotune.history import TrialRecord
 from autotune.measure.confirm import Confirmation, ConfirmSettings, Decision
 from autotune.records import Config, UsageError, config_key
+from autotune.settings import ConfirmationSettings
 from autotune.space import Space
 from autotune.stored import damaged
 from autotune.tune import Tuner

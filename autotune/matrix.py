@@ -11,10 +11,10 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.config import Settings
 from autotune.files import read_plain, write_json
 from autotune.history import TrialRecord
 from autotune.records import Config, Crash, Measurement, NothingFeasible, UsageError
+from autotune.settings import Settings
 from autotune.space import Space
 from autotune.trial import Bench, Progress
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.config import Settings
 from autotune.engine.probe import Gpu, cpu_name, engine_version, visible_gpus
 from autotune.preflight import Preflight
 from autotune.printable import SPELLED, printable
 from autotune.records import UsageError, canonical, digest
+from autotune.settings import Settings
 
 
 def devices(gpus: Sequence[Gpu], cpu: str) -> list[str]:

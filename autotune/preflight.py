@@ -9,7 +9,6 @@ import pathlib
 import time
 from collections.abc import Sequence
 
-from autotune.config import Settings
 from autotune.engine.argv import Command, UnknownPlaceholder, build, choose, chosen, gpus_of, needed, variables
 from autotune.engine.probe import Gpus, engine_version, gpu_users, installed, interpreter_problem, visible_gpus
 from autotune.engine.spec import EngineSpec, matches, text
@@ -19,6 +18,7 @@ from autotune.measure.power.meter import MeterUnavailable, Powered, open_meter
 from autotune.measure.prompts import read_prompts
 from autotune.records import Config, UsageError, Value
 from autotune.rules import Rule
+from autotune.settings import Settings
 from autotune.space import Space
 
 SETTLE_S = 10.0

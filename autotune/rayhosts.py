@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from autotune import preflight
-from autotune.config import Settings
 from autotune.engine.argv import build
 from autotune.files import fresh, write_json
 from autotune.gate import Gate
@@ -29,6 +28,7 @@ from autotune.history import crash_of
 from autotune.measure.power.meter import PowerSettings
 from autotune.records import AutotuneError, Config, Crash, HostCannotRun, Measurement, canonical, digest
 from autotune.remote import Launcher, outcome_of
+from autotune.settings import Settings
 from autotune.trial import PLACED, HostLost, check_room, working_power
 
 REACH_S = 10.0

@@ -21,12 +21,12 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.config import Settings
 from autotune.engine.probe import visible_gpus
 from autotune.files import write_json
 from autotune.history import crash_attrs, crash_of
 from autotune.measure.power.meter import PowerSettings
 from autotune.records import Config, Crash, Energy, Measurement, Percentiles
+from autotune.settings import Settings
 from autotune.trial import Bench, LiveServer
 
 FILE_BYTES = 8 << 20

@@ -16,7 +16,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from autotune.config import Settings
 from autotune.engine.argv import build
 from autotune.engine.probe import Gpus
 from autotune.engine.server import free_port
@@ -24,6 +23,7 @@ from autotune.engine.topology import Layout, of_cores, of_gpus, pinned
 from autotune.gate import Gate
 from autotune.preflight import fewest_gpus, side_by_side
 from autotune.records import AutotuneError, Config
+from autotune.settings import Settings
 from autotune.trial import PLACED, Bench, Beside, LiveServer, Progress
 
 PORTS_APART = 64

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autotune.answers import LATE
-from autotune.config import Settings
 from autotune.crash.classify import classify
 from autotune.crash.evidence import HostSnapshot
 from autotune.engine.argv import build
@@ -44,6 +43,7 @@ from autotune.records import (
     config_key,
     digest,
 )
+from autotune.settings import Settings
 from autotune.workload import target_of
 
 TRIES = 3

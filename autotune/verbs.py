@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune import checklist, journal, preflight
-from autotune.config import Settings
 from autotune.engine import gpulock
 from autotune.engine.leftovers import end_leftovers
 from autotune.engine.probe import visible_gpus
@@ -24,6 +23,7 @@ from autotune.measure.power.meter import PowerSettings
 from autotune.origin import command_line, identity, provenance, versions
 from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError
 from autotune.rules import Rule
+from autotune.settings import Settings
 from autotune.storage import sqlite_url
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from autotune.review.verdict import is_baseline
 from autotune.space import Param, Space
 
 if TYPE_CHECKING:
-    from autotune.config import Settings
+    from autotune.settings import Settings
 
 LOADS = ("concurrency", "context")
 

@@ -27,7 +27,7 @@ from autotune.review.studynote import study_note
 from autotune.review.wording import one_line
 
 if TYPE_CHECKING:
-    from autotune.config import Settings
+    from autotune.settings import Settings
     from autotune.study import Study
 
 PORT = 8080

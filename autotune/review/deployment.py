@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.config import Settings
 from autotune.engine.argv import Command, build
 from autotune.history import TrialRecord
 from autotune.origin import command_line
@@ -26,6 +25,7 @@ from autotune.review.story import Conclusion, Story
 from autotune.review.tested import Tested
 from autotune.review.wording import FIGURES, config_text, number, one_line, percent, with_unit
 from autotune.secretnames import secret_name
+from autotune.settings import Settings
 
 DEFAULT_PORT = "8000"
 OPEN, CLOSE = "\ue000", "\ue001"

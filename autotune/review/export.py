@@ -18,7 +18,7 @@ from autotune.review.sources import read
 from autotune.review.story import Story
 
 if TYPE_CHECKING:
-    from autotune.config import Settings
+    from autotune.settings import Settings
     from autotune.study import Study
 
 FORMATS: dict[str, tuple[str, Callable[[Deployment], str]]] = {

@@ -21,7 +21,7 @@ from autotune.review.sources import read, uncollected
 from autotune.review.summary import as_json, print_document, print_summary
 
 if TYPE_CHECKING:
-    from autotune.config import Settings
+    from autotune.settings import Settings
     from autotune.study import Study
 
 

@@ -17,7 +17,7 @@ from autotune.space import Space
 from autotune.stored import PIVOT, ROW, fits, listed
 
 if TYPE_CHECKING:
-    from autotune.config import Settings
+    from autotune.settings import Settings
     from autotune.study import Study
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.config import Settings, load
+from autotune.config import load
 from autotune.engine.leftovers import members
 from autotune.engine.probe import Gpus
 from autotune.engine.spec import Action
@@ -24,6 +24,7 @@ from autotune.history import TrialRecord
 from autotune.judge import judge_for
 from autotune.records import Config
 from autotune.search.protocol import Best, Launch, Observation, Pivot, Stop, StopKind
+from autotune.settings import Settings
 from autotune.study import Study, sqlite_url
 from autotune.trial import Bench
 from autotune.tune import Tuner

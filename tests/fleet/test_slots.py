@@ -16,12 +16,13 @@ import pytest
 import yaml
 
 from autotune import neighbours, slots
-from autotune.config import ParallelSettings, Settings, load
+from autotune.config import load
 from autotune.engine.probe import Gpu, Gpus
 from autotune.engine.topology import Layout, Unit, cores, listed, of_cores, pinned, split
 from autotune.history import TrialRecord
 from autotune.records import AutotuneError, Config, HostCannotRun, UsageError, Value
 from autotune.search.protocol import Launch, Stop
+from autotune.settings import ParallelSettings, Settings
 from autotune.slots import Ended, Slots
 from autotune.study import Study, sqlite_url
 from autotune.trial import Bench

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from autotune.config import Settings, load
+from autotune.config import load
 from autotune.records import Stage
 from autotune.review.sources import read
+from autotune.settings import Settings
 from autotune.verbs import open_study
 from tests.review.studies import Made, baseline, search
 

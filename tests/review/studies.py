@@ -6,10 +6,10 @@ import dataclasses
 import random
 from typing import Any
 
-from autotune.config import Settings
 from autotune.engine.argv import build
 from autotune.history import Verdict
 from autotune.records import Blame, Config, Crash, Energy, Measurement, Percentiles, Stage
+from autotune.settings import Settings
 from autotune.study import Study
 
 LIMITS = {"ttft_p99_ms": 400.0, "tpot_p99_ms": 40.0}

@@ -6,10 +6,11 @@ import functools
 import itertools
 from collections.abc import Iterable
 
-from autotune.config import Settings, load
+from autotune.config import load
 from autotune.engine.argv import Command, build
 from autotune.engine.spec import EngineSpec
 from autotune.records import Config, Value
+from autotune.settings import Settings
 from autotune.space import Space
 
 VERSIONS = ("0.5.16", "0.5.23")

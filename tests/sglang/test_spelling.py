@@ -8,10 +8,11 @@ import sys
 import pytest
 
 from autotune import preflight, verbs
-from autotune.config import Settings, load
+from autotune.config import load
 from autotune.engine.argv import needed
 from autotune.engine.spelling import lacking
 from autotune.records import HostCannotRun, UsageError
+from autotune.settings import Settings
 from tests.sglang.support import VARIANTS
 
 STOCK = '''speculative_algorithm: A[str] = None  # DFLASH

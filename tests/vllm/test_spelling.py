@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from autotune import preflight
-from autotune.config import Settings, load
+from autotune.config import load
+from autotune.settings import Settings
 
 FLAGS = '''class EngineArgs:
     model: str = ""
