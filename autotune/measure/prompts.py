@@ -122,8 +122,8 @@ def read_prompts(path: pathlib.Path) -> list[Prompt]:
     Raises UsageError, for anything that could not be sent as well.
     """
     try:
-        if not path.is_file():
-            raise UsageError(f"prompts: {path} is no plain file")
+        if path.exists() and not path.is_file():  # a pipe would be waited for, and a device may have no end
+            raise UsageError(f"prompts: cannot read {path}: it is no plain file")
         lines = path.read_text("utf-8-sig").split("\n")  # other ends of lines may stand within a text
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"prompts: cannot read {path}: {error}") from error
