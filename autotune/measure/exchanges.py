@@ -95,10 +95,9 @@ class Exchanges:
         for slot in self.slots:
             if slot.parts:
                 self.digest(slot, now)
-            if slot.state == READING and not slot.out:
-                self.read(slot, now)
-            if slot.parts:
-                self.digest(slot, now)
+            while slot.state == READING and not slot.out and self.read(slot, now) < now:
+                if slot.parts:
+                    self.digest(slot, now)
         self.account()
 
     def failed_read(self, slot: Slot, now: float, error: OSError) -> None:
