@@ -123,7 +123,7 @@ class Exchanges:
                 for data, stamp in zip(parts, stamps, strict=True):
                     self._take_careful(slot, data, stamp)
             if framing.done or (closed and framing.eof()):
-                self._end(slot, now)
+                self._end(slot, now, stamps[-1] if stamps else now)
             elif closed:
                 self.broken(slot, now, "reset" if framing.status is None else "partial",
                             "the server closed the connection")
@@ -172,15 +172,15 @@ class Exchanges:
                 self._take(slot, [data], [now])
                 return
 
-    def _end(self, slot: Slot, now: float) -> None:
-        """The answer is complete: replace the request; unless it failed, it is accounted for by the next look."""
+    def _end(self, slot: Slot, now: float, arrived: float) -> None:
+        """The answer is complete since `arrived`: replace the request. The next look accounts for it unless it failed."""
         done, framing, stream = slot.reply, slot.framing, slot.stream
         assert done is not None
         slot.used, slot.plain = True, False
         self.pacing.ended += 1
         if not framing.reusable:
             self._drop(slot)
-        self._ended.append((done, framing.status, stream, now))
+        self._ended.append((done, framing.status, stream, arrived))
         failed = framing.status != 200 or stream.error is not None
         if failed:
             self.account()
