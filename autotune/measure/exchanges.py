@@ -173,7 +173,7 @@ class Exchanges:
                 return
 
     def _end(self, slot: Slot, now: float, arrived: float) -> None:
-        """The answer is complete since `arrived`: replace the request. The next look accounts for it unless it failed."""
+        """The answer is complete since `arrived`: replace the request. A good one is accounted for by the next look."""
         done, framing, stream = slot.reply, slot.framing, slot.stream
         assert done is not None
         slot.used, slot.plain = True, False
