@@ -21,6 +21,7 @@ from autotune.measure.source import RequestSource
 from autotune.measure.spec import LoadOrder
 from autotune.measure.tally import Tally
 
+LAST_READS = 64  # of one connection when the load ends, however fast its server sends
 BACKOFF_S = (0.025, 1.0)  # a closed-loop connection pauses after errors in a row, from the first to the second
 
 
@@ -95,10 +96,11 @@ class Exchanges:
         for slot in self.slots:
             if slot.parts:
                 self.digest(slot, now)
-            if slot.state == READING and not slot.out:
-                self.read(slot, now)
-            if slot.parts:
-                self.digest(slot, now)
+            for _ in range(LAST_READS):
+                if slot.state != READING or slot.out or self.read(slot, now) == now:
+                    break  # nothing more is there
+                if slot.parts:
+                    self.digest(slot, now)
         self.account()
 
     def failed_read(self, slot: Slot, now: float, error: OSError) -> None:
@@ -124,7 +126,7 @@ class Exchanges:
                 for data, stamp in zip(parts, stamps, strict=True):
                     self._take_careful(slot, data, stamp)
             if framing.done or (closed and framing.eof()):
-                self._end(slot, now)
+                self._end(slot, now, stamps[-1] if stamps else now)
             elif closed:
                 self.broken(slot, now, "reset" if framing.status is None else "partial",
                             "the server closed the connection")
@@ -173,15 +175,15 @@ class Exchanges:
                 self._take(slot, [data], [now])
                 return
 
-    def _end(self, slot: Slot, now: float) -> None:
-        """The answer is complete: replace the request; unless it failed, it is accounted for by the next look."""
+    def _end(self, slot: Slot, now: float, arrived: float) -> None:
+        """The answer is complete since `arrived`: replace the request. A good one is accounted for by the next look."""
         done, framing, stream = slot.reply, slot.framing, slot.stream
         assert done is not None
         slot.used, slot.plain = True, False
         self.pacing.ended += 1
         if not framing.reusable:
             self._drop(slot)
-        self._ended.append((done, framing.status, stream, now))
+        self._ended.append((done, framing.status, stream, arrived))
         failed = framing.status != 200 or stream.error is not None
         if failed:
             self.account()

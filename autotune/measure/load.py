@@ -157,7 +157,7 @@ class Load:
     def _report(self, now: float) -> None:
         work = self.exchanges
         work.close(now)
-        self._tick(now)
+        self._tick(time.monotonic())
         for slot in work.slots:
             if slot.reply is not None:
                 slot.reply.times, slot.reply.counts = slot.stream.times, slot.stream.counts

@@ -20,6 +20,7 @@ FEWEST_WATCHED, MOST_WATCHED, WATCHED_FIRST = 1, 8, 4  # streams that are watche
 MEMORY = 0.1  # weight of what came last in the mean gap
 LONGEST_S = 1.0  # that a stream isn't read: those that weren't are looked at by the next tick
 LEAST_TIMEOUT_S = 1.5  # for the next token: under a shorter limit every stream is read at once
+OWN_PACE_S = 0.3  # between two looks at a stream: no less tells its own pace
 SOON_S, LATE_S = 0.3, 0.2  # but for an answer that ends so soon after that; it is looked at so long after its end
 SHARE, LESS_TOKENS = 0.97, 0.5  # wait for the bytes of this share of the tokens that are left, and some less
 RELAX = 0.005  # weight of a token that took more bytes in the fewest that a token took
@@ -42,7 +43,7 @@ class Pacing:
         self.head_bytes = 0  # of an answer whose head came alone
         self.token_bytes = 0.0  # the fewest that one token took of late; 0: none seen
         self.gap_s = 0.0  # between arrivals of a watched stream, mean of late; 0: none seen
-        self.tokens_per_s = 0.0  # of a watched stream between its first token and its last, mean of late
+        self.tokens, self.took_s = 0.0, 0.0  # means of late of what watched streams brought, and how long it took
         self.watch = WATCHED_FIRST
 
     def before_first(self) -> int:
@@ -77,16 +78,24 @@ class Pacing:
         most = GATHER_S[concurrency >= MANY]
         return min(most, GATHER_SHARE * self.gap_s) if self.gap_s else most
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Of a watched stream between its first token and its last; 0: not known yet."""
+        return self.tokens / self.took_s if self.took_s else 0.0
+
     def unread_tokens(self, streams: Sequence[TokenStream], now: float) -> float:
-        """Tokens that have arrived on running streams since they were last read, as far as the watched ones tell."""
+        """Tokens that have arrived on running streams since they were last read, by the pace that each had before; of
+        those that were not looked at before, by that of the watched ones."""
         if not self.enabled:
             return 0.0
-        rate, tokens = self.tokens_per_s, 0.0
+        usual, tokens = self.tokens_per_s, 0.0
         for stream in streams:
-            counts = stream.counts
+            counts, times = stream.counts, stream.times
             if counts and counts[0]:
-                since_s = min(max(now - stream.times[-1], 0.0), LONGEST_S)
-                tokens += min(rate * since_s, stream.most - counts[-1])
+                since_s = min(max(now - times[-1], 0.0), LONGEST_S)
+                took_s = times[-1] - times[-2] if len(times) > 1 else 0.0
+                pace = (counts[-1] - counts[-2]) / took_s if took_s > OWN_PACE_S else usual
+                tokens += min(pace * since_s, stream.most - counts[-1])
         return tokens
 
     def saw_parts(self, parts: Sequence[bytes], counts: Sequence[int], times: Sequence[float]) -> None:
@@ -95,8 +104,8 @@ class Pacing:
             return  # some brought no token
         weight, took_s = MEMORY if self.gap_s else 1.0, times[-1] - times[0]
         self.gap_s += weight * (took_s / len(parts) - self.gap_s)
-        if took_s > 0:
-            self.tokens_per_s += weight * ((counts[-1] - counts[0]) / took_s - self.tokens_per_s)
+        self.tokens += weight * (counts[-1] - counts[0] - self.tokens)
+        self.took_s += weight * (took_s - self.took_s)
         self.watch = min(max(FEWEST_WATCHED, math.ceil(GAPS_PER_S * self.gap_s)), MOST_WATCHED)
         before = counts[0]
         for part, count in zip(parts, counts[1:], strict=True):

@@ -19,11 +19,12 @@ OPEN = "open"
 class Reply:
     """One request: when it was due, sent, and ended; what arrived when.
 
-    Times are seconds of CLOCK_MONOTONIC. `kind` is `ok`, `open` (still in flight when the load ended) or the
-    kind of failure: `connect`, `reset`, `http_503`, `stream_error`, `aborted`, `partial`, `malformed`, `empty`,
-    `timeout_first_token`, `timeout_token`, `timeout_request`. `completion_tokens` is the server's final count,
-    None when it gave none. `times` and `counts` are as in `sse.TokenStream`; of a request that was not `watched` only
-    the first and the last time are those of an arrival, the others are when it was looked at.
+    Times are seconds of CLOCK_MONOTONIC; an answer that is complete `ended` when the last of it arrived. `kind` is
+    `ok`, `open` (still in flight when the load ended) or the kind of failure: `connect`, `reset`, `http_503`,
+    `stream_error`, `aborted`, `partial`, `malformed`, `empty`, `timeout_first_token`, `timeout_token`,
+    `timeout_request`. `completion_tokens` is the server's final count, None when it gave none. `times` and `counts` are
+    as in `sse.TokenStream`; of a request that was not `watched` only the first and the last time are those of an
+    arrival, the others are when it was looked at.
     """
 
     index: int

@@ -272,12 +272,21 @@ def _tokens(request: dict[str, Any], t: float) -> int:
     return int(request["counts"][events - 1]) if events else 0
 
 
+def level(text: str) -> int:
+    """A concurrency as an argument says it."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--peers", nargs="*", default=[c.name for c in CONTENDERS[1:]])
+    names = [c.name for c in CONTENDERS[1:]]
+    parser.add_argument("--peers", nargs="*", default=names, choices=names)
     parser.add_argument("--install", action="store_true", help="make the environments that are missing (minutes)")
-    parser.add_argument("--concurrency", type=int, nargs="*", default=[64, 1024])
+    parser.add_argument("--concurrency", type=level, nargs="+", default=[64, 1024])
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -285,14 +294,16 @@ def main() -> None:
         return
     rows = []
     for concurrency in args.concurrency:
-        arguments = ("--ttft-ms", "100", "--chars", "1", *(PACED if concurrency <= 64 else FLOOD))
+        paced = concurrency <= 64
+        arguments = ("--ttft-ms", "100", "--chars", "1", *(PACED if paced else FLOOD))
+        requests = 16 * concurrency if paced else 4 * concurrency  # some 20 s of a stub that is paced
         for contender in (c for c in CONTENDERS if c.name in ("ours", *args.peers)):
             python = python_of(contender, args.install)
             if python is None:
                 row: dict[str, Any] = {"client": contender.name, "concurrency": concurrency,
                                        "failed": "missing (--install makes its environment)"}
             else:
-                row = race(contender, python, concurrency, max(4 * concurrency, 1024), arguments)
+                row = race(contender, python, concurrency, requests, arguments)
             rows.append(row)
             print(json.dumps(row) if args.json else "  ".join(f"{k}={v}" for k, v in row.items()), flush=True)
     for concurrency in args.concurrency:

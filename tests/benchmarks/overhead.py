@@ -62,6 +62,8 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--windows", type=int, default=3)
     line, overrides = parser.parse_known_args()
+    if line.concurrency < 1 or line.windows < 1:
+        parser.error("--concurrency and --windows must be at least 1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     measure(overrides, line.concurrency, line.windows)
 
