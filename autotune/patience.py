@@ -1,10 +1,14 @@
 """A database that is locked, full or gone for a while is asked again, so that a night's study outlives it.
 
-    storage = patient(optuna.storages.RDBStorage(url), wait_s=300)
+    patience = Patience(wait_s=300)
+    storage = patient(optuna.storages.RDBStorage(url), patience)
+    patience.leave(storage)         # whoever was told to end does not wait so long, least of all for a lock of its own
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
 import functools
 import logging
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     import optuna
 
 LOG = logging.getLogger("autotune")
+LEAVE_S = 3.0
 FIRST_S, LONGEST_S = 0.2, 5.0
 """Pauses between two tries double from the first to the longest."""
 CALLS = ("create_new_study", "set_study_user_attr", "set_study_system_attr", "get_study_id_from_name",
@@ -35,19 +40,36 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, AssertionError
 MEND = "bring back a copy of it, or begin another study with study.name=NAME"
 
 
-def patient(storage: optuna.storages.RDBStorage, wait_s: float) -> optuna.storages.RDBStorage:
-    """`storage` itself, each call of which is made again, for up to `wait_s` seconds, while the database is not there.
+@dataclasses.dataclass
+class Patience:
+    """How long a database is asked again, in s."""
+
+    wait_s: float
+
+    def leave(self, storage: optuna.storages.BaseStorage) -> None:
+        """No more patience than it takes to end, and nothing of a call that was interrupted holds the database.
+
+        A signal in the midst of a transaction, and a second one while that is rolled back, leave it open: the next
+        connection would wait for it.
+        """
+        self.wait_s = min(self.wait_s, LEAVE_S)
+        with contextlib.suppress(Exception):
+            storage.remove_session()
+
+
+def patient(storage: optuna.storages.RDBStorage, patience: Patience) -> optuna.storages.RDBStorage:
+    """`storage` itself, each call of which is made again, while the database is not there and there is patience.
 
     A call that still fails then raises AutotuneError with one line. Calls may be made twice where only the answer was
     lost: a new trial then has a twin that nobody owns, which the next start tells FAIL.
     """
     for name in CALLS:
         if hasattr(storage, name):
-            setattr(storage, name, _again(name, getattr(storage, name), wait_s))
+            setattr(storage, name, _again(name, getattr(storage, name), patience))
     return storage
 
 
-def _again(name: str, call: Callable[..., Any], wait_s: float) -> Callable[..., Any]:
+def _again(name: str, call: Callable[..., Any], patience: Patience) -> Callable[..., Any]:
     import optuna
 
     @functools.wraps(call)
@@ -69,8 +91,8 @@ def _again(name: str, call: Callable[..., Any], wait_s: float) -> Callable[..., 
                                         f"{str(error)[:100]}), it is damaged: {MEND}") from error
                 if line is None:
                     raise
-                if time.monotonic() - began + pause > wait_s:
-                    raise AutotuneError(f"the study's database has not answered for {wait_s:g} s ({line}): the study "
+                if time.monotonic() - began + pause > patience.wait_s:
+                    raise AutotuneError(f"the study's database has not answered for {patience.wait_s:g} s ({line}): the study "
                                         "is kept, run the same command once it works again") from error
                 LOG.warning("the study's database does not answer (%s): asking again", line)
             tries += 1

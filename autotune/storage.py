@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BEATS = 8
 """Signs of life within the time after which a worker counts as dead."""
 SECRET_KEYS = ("password", "sslpassword", "passfile")
-SQLITE_WAIT_S = 60
+SQLITE_WAIT_S = 10
 
 
 def backend(url: str) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 from autotune.engine.leftovers import boot_id, start_time
 from autotune.heartbeat import Heartbeat
 from autotune.history import TrialRecord, Verdict, crash_attrs, measurement_attrs, severity
-from autotune.patience import MEND, patient
+from autotune.patience import MEND, Patience, patient
 from autotune.printable import SPELLED, printable
 from autotune.records import AutotuneError, Config, Crash, Measurement, UsageError, Value
 from autotune.space import Param, Space
@@ -49,7 +49,9 @@ class Mixed(UsageError):
 
 
 class Study:
-    def __init__(self, inner: optuna.Study, space: Space, limits: Sequence[str], turns: Turns) -> None:
+    def __init__(self, inner: optuna.Study, space: Space, limits: Sequence[str], turns: Turns,
+                 patience: Patience) -> None:
+        self.patience = patience
         self.inner, self.space, self.turns, self.owner = inner, space, turns, owner_id()
         self.constraints = ("crash", "invalid", *limits)
         self.own_space = True
@@ -69,17 +71,17 @@ class Study:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        turns = Turns(url, f"autotune: study {name}")
+        turns, patience = Turns(url, f"autotune: study {name}"), Patience(wait_s)
         try:
             with _tables(url, create):
-                storage = patient(open_storage(url, lost_after_s), wait_s)
+                storage = patient(open_storage(url, lost_after_s), patience)
             if name not in optuna.study.get_all_study_names(storage) and not create:
                 raise UsageError(f"there is no study {name} yet: run python -m autotune +space={space.name} first")
             with turns.turn() if create else contextlib.nullcontext():
                 inner = optuna.create_study(
                     study_name=name, storage=storage, direction="maximize", load_if_exists=True,
                     sampler=optuna.samplers.RandomSampler(), pruner=optuna.pruners.NopPruner())
-                study = cls(inner, space, limits, turns)
+                study = cls(inner, space, limits, turns, patience)
                 study.own_space = "space_digest" in identity
                 study._guard(identity if create else {k: v for k, v in identity.items() if k == "space_digest"}, create)
         except AutotuneError:
@@ -137,6 +139,8 @@ class Study:
         try:
             yield
         except BaseException as error:
+            self.patience.leave(self.inner._storage)
+            self.turns.wait_s = min(self.turns.wait_s, self.patience.wait_s)
             with contextlib.suppress(Exception), self.turn():  # else the next tuner does it
                 for trial in self._running():
                     if _owner_of(trial) == self.owner:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import sqlite3
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from autotune.history import Verdict
 from autotune.records import AutotuneError, Blame, Crash, Energy, Measurement, Stage, UsageError
 from autotune.space import Space
+from autotune.storage import SQLITE_WAIT_S
 from autotune.study import Study, owner_alive, owner_id, sqlite_url
 
 SPACE = Space.parse({
@@ -155,6 +158,20 @@ def test_a_trial_that_was_just_made_when_the_user_interrupted_is_not_left_runnin
         raise KeyboardInterrupt
     (record,) = study.records()
     assert (record.state, record.attrs["fail_reason"]) == ("FAIL", "KeyboardInterrupt")
+
+
+@pytest.mark.slow
+def test_who_is_interrupted_does_not_wait_long_for_a_database_that_is_locked(tmp_path: pathlib.Path) -> None:
+    """Found by the fault campaign: the second Ctrl-C left a transaction of our own open, and the end waited for it."""
+    study = Study.open(sqlite_url(tmp_path), "s", SPACE, IDENTITY, wait_s=300.0)
+    began = time.monotonic()
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db", isolation_level=None)) as other:
+        with pytest.raises(KeyboardInterrupt), study.left_by_us():
+            study.ask(SPACE.baseline, launch=1)
+            other.execute("BEGIN IMMEDIATE")
+            raise KeyboardInterrupt
+        assert time.monotonic() - began < 4 * SQLITE_WAIT_S
+    assert [r.state for r in study.records()] == ["RUNNING"]  # which the next tuner tells FAIL
 
 
 def test_owners_of_other_hosts_count_as_alive() -> None:
