@@ -92,8 +92,8 @@ def _again(name: str, call: Callable[..., Any], patience: Patience) -> Callable[
                 if line is None:
                     raise
                 if time.monotonic() - began + pause > patience.wait_s:
-                    raise AutotuneError(f"the study's database has not answered for {patience.wait_s:g} s ({line}): the "
-                                        "study is kept, run the same command once it works again") from error
+                    raise AutotuneError(f"the study's database has not answered for {patience.wait_s:g} s ({line}): "
+                                        "the study is kept, run the same command once it works again") from error
                 LOG.warning("the study's database does not answer (%s): asking again", line)
             tries += 1
             time.sleep(pause)
