@@ -27,7 +27,6 @@ from autotune.printable import SPELLED, printable
 from autotune.records import AutotuneError, Config, Crash, Measurement, UsageError, Value
 from autotune.space import Param, Space
 from autotune.storage import backend, hidden, open_storage, sqlite_file
-from autotune.storage import sqlite_url as sqlite_url
 from autotune.stored import check_study, check_trial, damaged
 from autotune.turns import Turns
 

@@ -27,8 +27,8 @@ from autotune.records import Blame, Config, Crash, Energy, Measurement, Stage, V
 from autotune.search.protocol import Launch, Limits  # noqa: E402
 from autotune.search.strategy import LaunchAware  # noqa: E402
 from autotune.space import Space  # noqa: E402
-from autotune.storage import open_storage  # noqa: E402
-from autotune.study import Study, distribution, sqlite_url  # noqa: E402
+from autotune.storage import open_storage, sqlite_url  # noqa: E402
+from autotune.study import Study, distribution  # noqa: E402
 from autotune.tune import observation_of  # noqa: E402
 
 LOADS = (1, 16, 64)

@@ -16,8 +16,8 @@ import pytest
 from autotune.history import Verdict
 from autotune.records import AutotuneError, Blame, Crash, Energy, Measurement, Stage, UsageError
 from autotune.space import Space
-from autotune.storage import SQLITE_WAIT_S
-from autotune.study import Study, owner_alive, owner_id, sqlite_url
+from autotune.storage import SQLITE_WAIT_S, sqlite_url
+from autotune.study import Study, owner_alive, owner_id
 
 SPACE = Space.parse({
     "name": "s", "engine": "e",

@@ -25,7 +25,8 @@ from autotune.judge import judge_for
 from autotune.records import Config
 from autotune.search.protocol import Best, Launch, Observation, Pivot, Stop, StopKind
 from autotune.settings import Settings
-from autotune.study import Study, sqlite_url
+from autotune.storage import sqlite_url
+from autotune.study import Study
 from autotune.trial import Bench
 from autotune.tune import Tuner
 from tests.core.engines import ENGINE

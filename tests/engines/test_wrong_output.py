@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from autotune.config import data_folder
-from autotune.study import sqlite_url
+from autotune.storage import sqlite_url
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(700)]
 

@@ -21,7 +21,8 @@ from autotune.engine.probe import Gpu
 from autotune.history import TrialRecord
 from autotune.origin import devices
 from autotune.records import AutotuneError, config_key
-from autotune.study import SCHEMA, Study, sqlite_url
+from autotune.storage import sqlite_url
+from autotune.study import SCHEMA, Study
 from autotune.turns import Turns
 from tests.core.test_study import SPACE, open_study
 from tests.core.test_tune import ROOT, make_settings, tuner

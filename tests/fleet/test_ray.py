@@ -16,7 +16,8 @@ import pytest
 
 from autotune.config import load
 from autotune.records import AutotuneError
-from autotune.study import Study, sqlite_url
+from autotune.storage import sqlite_url
+from autotune.study import Study
 from tests.core.test_tune import ROOT
 from tests.fleet.test_fleet import nothing_twice
 

@@ -24,7 +24,8 @@ from autotune.records import AutotuneError, Config, HostCannotRun, UsageError, V
 from autotune.search.protocol import Launch, Stop
 from autotune.settings import ParallelSettings, Settings
 from autotune.slots import Ended, Slots
-from autotune.study import Study, sqlite_url
+from autotune.storage import sqlite_url
+from autotune.study import Study
 from autotune.trial import Bench
 from tests.core.test_tune import ROOT, make_settings, tuner
 from tests.measure.test_nvml import library, run_with

@@ -14,7 +14,8 @@ from autotune.search.protocol import Launch, Limits, Measured, Observation
 from autotune.search.strategy import LaunchAware
 from autotune.search.warm import past_observations
 from autotune.space import Space
-from autotune.study import Study, sqlite_url
+from autotune.storage import sqlite_url
+from autotune.study import Study
 from tests.search.simulate import simulate
 from tests.search.test_strategy import table
 
