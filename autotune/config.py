@@ -257,8 +257,6 @@ def _objective(cfg: Mapping[str, Any]) -> Objective:
         raise UsageError(f"price_per_device_hour must be a number, not {price!r}")
     if price is not None and cfg["objective"] != "cost":
         raise UsageError(f"price_per_device_hour is for objective=cost: objective={cfg['objective']} would ignore it")
-    if cfg["objective"] == "pareto":
-        raise UsageError("objective=pareto: the search has one objective; the report shows tokens/s against tokens/J")
     devices = cfg["space"].get("needs", {}).get("gpus", 1) if isinstance(cfg["space"].get("needs"), dict) else 1
     return Objective(cfg["objective"], price, int(devices))
 

@@ -20,9 +20,9 @@ def judge_for(objective: Objective, limits: Mapping[str, float]) -> Callable[[Me
     checked = Limits(limits)
 
     def judge(measured: Measurement) -> Verdict:
-        values = objective.values(measured)
-        reasons = (*doubts(objective, measured), *(("no_objective",) if values is None else ()))
+        value = objective.value(measured)
+        reasons = (*doubts(objective, measured), *(("no_objective",) if value is None else ()))
         ratios = {name: 1 + over for name, over in checked.violations(measured).items()}
-        return Verdict(None if values is None else values[0], ratios, reasons)
+        return Verdict(value, ratios, reasons)
 
     return judge

@@ -26,10 +26,10 @@ from autotune.files import fresh, write_json
 from autotune.gate import Gate
 from autotune.history import crash_of
 from autotune.measure.power.meter import PowerSettings
-from autotune.records import AutotuneError, Config, Crash, HostCannotRun, Measurement, canonical, digest
+from autotune.records import AutotuneError, Config, Crash, HostCannotRun, Measurement
 from autotune.remote import Launcher, outcome_of
 from autotune.settings import Settings
-from autotune.trial import PLACED, HostLost, check_room, working_power
+from autotune.trial import PLACED, HostLost, check_room, resolved_key, working_power
 
 REACH_S = 10.0
 
@@ -57,8 +57,7 @@ class RemoteLive:
 
     @property
     def resolved_key(self) -> str | None:
-        """Identity of what the server says it resolved; None when it does not say."""
-        return digest(canonical(self.resolved)) if self.resolved else None
+        return resolved_key(self.resolved, self.env)
 
     def measure(self, load: Config, label: int | str) -> Measurement | Crash:
         """Measure one load part there; its files come back with it. Raises HostLost."""

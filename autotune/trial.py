@@ -61,6 +61,14 @@ class HostLost(AutotuneError):
     """The host of a launch is gone, and the launch with it: nothing was learned about its configuration."""
 
 
+def resolved_key(resolved: Mapping[str, Any], env: Mapping[str, str]) -> str | None:
+    """Hash of the settings a server reports plus the environment that we set. None if it reports nothing.
+
+    Two launches with the same key are the same server, whichever executor started them.
+    """
+    return digest(canonical([resolved, env])) if resolved else None
+
+
 @dataclasses.dataclass
 class Beside:
     """Launches beside one on this host: how many there are `now`, and the `most` since its measurement began."""
@@ -96,11 +104,7 @@ class LiveServer:
 
     @property
     def resolved_key(self) -> str | None:
-        """Identity of what the server says it resolved and of its environment, of which it says nothing.
-
-        None when it does not say anything.
-        """
-        return digest(canonical([self.resolved, self.env])) if self.resolved else None
+        return resolved_key(self.resolved, self.env)
 
     @property
     def neighbours(self) -> int | None:

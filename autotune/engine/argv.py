@@ -30,10 +30,6 @@ class Command:
     env: Mapping[str, str]
     gpus: int = 1
 
-    def with_values(self, **changes: str) -> Command:
-        """The same command with arguments that equal a key replaced (host and port of an export)."""
-        return dataclasses.replace(self, argv=tuple(changes.get(arg, arg) for arg in self.argv))
-
 
 def build(engine: EngineSpec, space: Space, server: Config, *, host: str = "127.0.0.1", port: int | str = 0,
           device: str = "auto", version: str | None = None) -> Command:

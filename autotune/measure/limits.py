@@ -49,9 +49,6 @@ class Limits:
                 found[name] = value / limit - 1 if limit else value
         return found
 
-    def satisfied(self, measurement: Measurement) -> bool:
-        return all(v <= 0 for v in self.violations(measurement).values())
-
     @property
     def need_gaps(self) -> bool:
         """Whether a limit looks at the time between tokens, so that every stream must be watched."""

@@ -13,7 +13,7 @@ import pathlib
 import sys
 import time
 
-from autotune.measure.power.gpus import gpu_uuids
+from autotune.measure.power.gpus import load_nvml
 from autotune.measure.power.meter import DeviceLost, MeterUnavailable, Powered, PowerSettings, open_meter
 
 WINDOW_S = 5.2
@@ -25,11 +25,10 @@ def main() -> None:
     state = pathlib.Path(os.environ["FAKE_NVML"])
     lines = state.read_text().replace("OURS", str(os.getpid()))
     state.write_text(lines)
-    uuids = gpu_uuids(None)
-    found: dict[str, object] = {"all": uuids, "second": gpu_uuids("1"), "refused": {}}
-    with contextlib.suppress(MeterUnavailable):
-        gpu_uuids("99")
-        found["99"] = "found"
+    nvml = load_nvml()
+    uuids = tuple(str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(i)))
+                  for i in range(nvml.nvmlDeviceGetCount()))
+    found: dict[str, object] = {"all": uuids, "refused": {}}
     with contextlib.ExitStack() as stack:
         meters = {}
         for uuid in (*uuids, "both"):

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from autotune.measure.limits import Limits
-from autotune.measure.objective import Objective, dominates, front
+from autotune.measure.objective import Objective
 from autotune.measure.reply import Reply
 from autotune.records import Energy, Measurement, Percentiles, UsageError
 
@@ -23,8 +23,8 @@ def test_violations_are_graded_shares_in_a_fixed_order() -> None:
     assert tuple(found) == limits.names == tuple(sorted(found))
     assert found == pytest.approx({"error_rate": 1.0, "max_watts": -0.5, "min_tokens_per_s": 0.5, "tpot_mean_ms": 0.0,
                                    "ttft_p99_ms": 1.0})
-    assert not limits.satisfied(MEASUREMENT)
-    assert Limits({"tpot_mean_ms": 12.0, "min_request_tokens_per_s": 25.0}).satisfied(MEASUREMENT)
+    kept = Limits({"tpot_mean_ms": 12.0, "min_request_tokens_per_s": 25.0}).violations(MEASUREMENT)
+    assert max(kept.values()) <= 0
 
 
 def test_a_limit_that_could_not_be_checked_is_not_satisfied() -> None:
@@ -57,17 +57,16 @@ def test_a_request_is_good_when_it_keeps_every_latency_limit_by_itself() -> None
 
 
 def test_objectives_are_tokens_per_joule_per_second_per_good_joule_and_per_money() -> None:
-    assert Objective("tokens_per_joule").values(MEASUREMENT) == (2.0,)
-    assert Objective("tokens_per_s").values(MEASUREMENT) == (200.0,)
-    assert Objective("goodput_per_joule").values(MEASUREMENT) == (1.0,)
-    assert Objective("cost", price_per_device_hour=2.0, devices=4).values(MEASUREMENT) == (90_000.0,)
-    assert Objective("pareto").values(MEASUREMENT) == (200.0, 2.0)
+    assert Objective("tokens_per_joule").value(MEASUREMENT) == 2.0
+    assert Objective("tokens_per_s").value(MEASUREMENT) == 200.0
+    assert Objective("goodput_per_joule").value(MEASUREMENT) == 1.0
+    assert Objective("cost", price_per_device_hour=2.0, devices=4).value(MEASUREMENT) == 90_000.0
 
 
 def test_an_objective_that_was_not_measured_has_no_value() -> None:
     blind = dataclasses.replace(MEASUREMENT, energy=Energy("none", None, 30.0))
-    assert Objective("tokens_per_joule").values(blind) is None and Objective("pareto").values(blind) is None
-    assert Objective("tokens_per_joule").without_energy().values(blind) == (200.0,)
+    assert Objective("tokens_per_joule").value(blind) is None
+    assert Objective("tokens_per_joule").without_energy().value(blind) == 200.0
 
 
 @pytest.mark.parametrize("arguments", [{"name": "speed"}, {"name": "cost"},
@@ -75,9 +74,3 @@ def test_an_objective_that_was_not_measured_has_no_value() -> None:
 def test_a_bad_objective_is_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="objective="):
         Objective(**arguments)  # type: ignore[arg-type]
-
-
-def test_the_front_keeps_what_nothing_dominates_and_one_of_equals() -> None:
-    points = [(1.0, 5.0), (2.0, 4.0), (2.0, 3.0), (3.0, 1.0), (2.0, 4.0)]
-    assert front(points) == [0, 1, 3]
-    assert dominates((2.0, 4.0), (2.0, 3.0)) and not dominates((2.0, 4.0), (2.0, 4.0))

@@ -126,9 +126,8 @@ def test_mig_and_gpus_without_a_counter_are_refused_with_the_reason(found: dict[
     assert "MIG" in found["refused"]["GPU-sliced"] and "no energy counter" in found["refused"]["GPU-old"]
 
 
-def test_gpus_are_found_by_number_and_unknown_ones_refused(found: dict[str, Any]) -> None:
-    assert found["all"] == [f"GPU-{name}" for name in GPUS] and found["second"] == ["GPU-second"]
-    assert "99" not in found
+def test_every_gpu_of_the_host_is_listed(found: dict[str, Any]) -> None:
+    assert found["all"] == [f"GPU-{name}" for name in GPUS]
 
 
 def test_samples_are_written_as_they_come(found: dict[str, Any]) -> None:
@@ -155,3 +154,10 @@ def test_integration_is_linear_between_samples_and_refuses_gaps() -> None:
     assert integrate(line, 2.0, 10.5, 1.0) == pytest.approx(480 + 50.0)
     assert integrate(line, 2.0, 12.0, 1.0) is None and integrate(line[:3] + line[6:], 1.0, 8.0, 1.0) is None
     assert integrate(line[:2] + line[9:], 3.0, 7.0, 1.0) is None and integrate([], 0.0, 1.0, 1.0) is None
+
+
+def test_cuda_visible_devices_picks_gpus_by_number_or_uuid_up_to_the_first_unknown_entry() -> None:
+    gpus = [Gpu("GPU-aa1", "H200", 141.0), Gpu("GPU-bb2", "H200", 141.0)]
+    assert chosen(gpus, None) == gpus
+    assert chosen(gpus, "1") == [gpus[1]] and chosen(gpus, "GPU-bb,0") == [gpus[1], gpus[0]]
+    assert chosen(gpus, "99") == [] and chosen(gpus, "0,99,1") == [gpus[0]]

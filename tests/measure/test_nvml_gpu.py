@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from autotune.measure.power.gpus import gpu_uuids
+from autotune.engine.probe import visible_gpus
 from autotune.measure.power.meter import Powered, PowerSettings, open_meter
 
 
 @pytest.mark.gpu
 def test_a_real_gpus_counter_and_its_sampled_power_agree() -> None:
-    uuids = gpu_uuids(None)
+    uuids = tuple(gpu.uuid for gpu in visible_gpus().gpus)
     settings = PowerSettings(source="nvml", watts_per_core=None, sample_s=0.1, max_gap_s=1.0, tolerance=0.1, others=1.0)
     meter, _ = open_meter(settings, Powered(None, uuids))
     with meter:
