@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from autotune.engine.probe import Gpu, chosen
 from autotune.measure.power.integral import integrate
 
 FAKES = pathlib.Path(__file__).parents[1] / "fakes"
