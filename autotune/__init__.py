@@ -1,6 +1,6 @@
 """autotune: find the inference-server configuration with the most output tokens per joule.
 
-Start with `autotune/__main__.py` (the verbs), then `autotune/tune.py` (the loop on one page);
+Start with `autotune/__main__.py` (the verbs), then `autotune/tuning/loop.py` (the loop on one page);
 docs/architecture.md explains how the parts fit.
 """
 

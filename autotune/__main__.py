@@ -1,4 +1,4 @@
-"""The command line: `python -m autotune [VERB] +space=NAME [overrides]`. Verbs are in `autotune/verbs.py`.
+"""The command line: `python -m autotune [VERB] +space=NAME [overrides]`. Verbs are in `autotune/cli/commands.py`.
 
 Exit codes: 0 done; 1 our failure; 2 bad usage or space; 3 nothing feasible; 4 this host cannot run it;
 130 interrupted (state kept). Every failure is one line on standard error.
@@ -10,9 +10,9 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from autotune.printable import SPELLED, printable
 from autotune.records import AutotuneError, UsageError
-from autotune.redact import Redactor
+from autotune.utils.redact import Redactor
+from autotune.utils.text import SPELLED, printable
 
 VERBS = {
     "tune": "run or resume the study (the default)",
@@ -76,7 +76,7 @@ def parse(argv: Sequence[str]) -> Line:
 
 def help_text(extra: Sequence[str]) -> str:
     """What --help prints, with the spaces that exist."""
-    from autotune.config import space_files
+    from autotune.config.compose import space_files
 
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {name:{width}}  {text}" for name, text in VERBS.items())
@@ -91,7 +91,7 @@ def describe(file: object) -> str:
     """The `describe` line of a space file, without reading it as a space."""
     import pathlib
 
-    from autotune.files import read_plain
+    from autotune.utils.files import read_plain
 
     try:
         lines = read_plain(pathlib.Path(str(file)), most_bytes=4 << 20).splitlines()
@@ -120,20 +120,20 @@ def run(argv: Sequence[str]) -> int:
         print(help_text(line.spaces))
         return 0
     if line.verb == "classify":
-        from autotune.crash.verb import run as classify
+        from autotune.cli.classify import run as classify
 
         if line.spaces or line.show_config:
             raise UsageError("classify reads logs and needs no space: leave --spaces and --cfg out")
         if not line.files:
             raise UsageError("classify needs at least one log file, or - for standard input")
         return classify(list(line.files), sys.stdout)
-    from autotune import config
-    from autotune.settings import refuse_unused
+    from autotune.config import compose
+    from autotune.config.settings import refuse_unused
 
     if not line.show_config:
         refuse_unused(line.verb, line.overrides)
     starts = line.verb in STARTING and not line.show_config
-    settings = config.load(line.overrides, line.spaces, installed=line.verb not in TELLING and not starts)
+    settings = compose.load(line.overrides, line.spaces, installed=line.verb not in TELLING and not starts)
     if line.show_config:
         from omegaconf import OmegaConf
 
@@ -144,9 +144,9 @@ def run(argv: Sequence[str]) -> int:
             print(for_people(f"autotune: the file of engine {settings.engine.name} names its own interpreter, which is "
                              f"asked for its version and then started: {settings.engine.python}"), file=sys.stderr)
         settings = settings.asking()
-    from autotune import verbs
+    from autotune.cli import commands
 
-    return verbs.run(line.verb, settings, line.verbose)
+    return commands.run(line.verb, settings, line.verbose)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

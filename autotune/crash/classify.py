@@ -12,12 +12,14 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from autotune.crash import logtext, rules, silent, tracebacks
-from autotune.crash.evidence import HostEvidence
+from autotune.crash import exit_status as silent
+from autotune.crash import log as logtext
+from autotune.crash import rules, tracebacks
+from autotune.crash.failure_stage import Stages
+from autotune.crash.host_evidence import HostEvidence
 from autotune.crash.signature import around, signature
-from autotune.crash.stages import Stages
 from autotune.records import Blame, Crash, Stage
-from autotune.redact import Redactor
+from autotune.utils.redact import Redactor
 
 EXCERPT_LINES = 24
 EXCERPT_FRAMES = 6

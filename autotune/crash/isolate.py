@@ -19,7 +19,7 @@ import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 
 from autotune.records import Config, Crash, UsageError, Value, config_key
-from autotune.space import Space
+from autotune.space.space import Space
 
 SUSPECT_WEIGHT = 4.0
 """How much likelier a suspect is than another parameter; it decides where the bisection cuts."""

@@ -19,8 +19,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from autotune.crash.logtext import Log
-from autotune.crash.patterns import forward
+from autotune.crash.log import Log
+from autotune.crash.regexes import forward
 from autotune.crash.tracebacks import Block
 from autotune.records import Blame, Stage
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from autotune.crash.logtext import Line
+from autotune.crash.log import Line
 
 FRAME = re.compile(r'^File ["“](?P<file>[^"“”]+)["”], line \d+(?:,? in (?P<func>.+))?')
 HEADER = "Traceback (most recent call last)"

@@ -24,16 +24,15 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from autotune.answers import NoAnswer, ask, count, parts, text, usage_of
-from autotune.awake import Awake
-from autotune.engine.argv import Command
-from autotune.engine.patterns import found
+from autotune.engine.command import Command
+from autotune.engine.regexes import found
 from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageReader
-from autotune.files import read_plain, write_json
-from autotune.framing import BadAnswer
 from autotune.records import AutotuneError, Stage, UsageError
-from autotune.redact import Redactor
+from autotune.utils.files import read_plain, write_json
+from autotune.utils.http import BadAnswer, NoAnswer, ask, count, parts, text, usage_of
+from autotune.utils.redact import Redactor
+from autotune.utils.suspend import Awake
 
 POLL_S = 0.1
 HEALTH_S = 10.0
@@ -78,7 +77,7 @@ class Failure:
     detail: str
 
 
-class Unkept(AutotuneError):
+class SupervisorFailed(AutotuneError):
     """The process that keeps the server failed, or ended without a word (killed, a full disk): no configuration's
     fault."""
 
@@ -128,7 +127,7 @@ class Server:
         self.awake.__enter__()
         try:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-m", "autotune.engine.keeper", *(["--apart"] if self.apart else [])],
+                [sys.executable, "-m", "autotune.engine.supervisor", *(["--apart"] if self.apart else [])],
                 stdin=subprocess.PIPE, start_new_session=True,
                 env={**os.environ, "PYTHONPATH": path})
             assert self._keeper.stdin is not None
@@ -161,7 +160,7 @@ class Server:
         return status if isinstance(status, int) else None
 
     @property
-    def unkept(self) -> str:
+    def supervisor_failure(self) -> str:
         """Why the server's keeper could not keep it, or that it is gone without a word; "" when it did its work."""
         if self._keeper is None or self.alive:
             return ""
@@ -183,8 +182,8 @@ class Server:
         while True:
             if not self.alive:
                 self.stages.update()
-                if why := self.unkept:
-                    raise Unkept(f"{why}; the study is kept and can be resumed")
+                if why := self.supervisor_failure:
+                    raise SupervisorFailed(f"{why}; the study is kept and can be resumed")
                 return self.failure("exited", f"the server process ended with status {self.exit_status}")
             stage = self.stages.update()
             progress(stage, self.after_s)
@@ -270,7 +269,7 @@ class Server:
             keeper.kill()
             keeper.wait()
         if not (self.folder / "exit.json").exists():  # the keeper was killed, by us or by somebody else
-            from autotune.engine.leftovers import end_launch
+            from autotune.engine.orphans import end_launch
 
             end_launch(self.folder)
         return self.exit_status

@@ -14,11 +14,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.engine.patterns import compiled
+from autotune.engine.regexes import compiled
 from autotune.records import Stage, UsageError, Value
-from autotune.rules import Rule, WrittenRule, parse_rules
-from autotune.rules import text as text
-from autotune.space import Space
+from autotune.space.constraints import Rule, WrittenRule, parse_rules
+from autotune.space.constraints import text as text
+from autotune.space.space import Space
 
 KEYS = {"name", "describe", "command", "python", "env", "vars", "args", "params", "rules", "version", "ready",
         "stages", "stage_limits_s", "request", "metrics", "info", "config_file", "stop"}

@@ -6,7 +6,7 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 
-from autotune.engine.patterns import found
+from autotune.engine.regexes import found
 from autotune.engine.spec import StageMark
 from autotune.records import Stage
 

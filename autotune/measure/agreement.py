@@ -12,12 +12,11 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from autotune.answers import NoAnswer, ask, completion_text, count, error_in, usage_of
-from autotune.framing import BadAnswer
-from autotune.measure.body import auth, request_body
-from autotune.measure.prompts import Prompt, PromptSet
-from autotune.measure.spec import PromptSpec, Target
+from autotune.loadgen.body import auth, request_body
+from autotune.loadgen.prompts import Prompt, PromptSet
+from autotune.loadgen.spec import PromptSpec, Target
 from autotune.records import UsageError
+from autotune.utils.http import BadAnswer, NoAnswer, ask, completion_text, count, error_in, usage_of
 
 NOISE_CONFIDENCE = 0.95
 LOOP_PERIOD = 64  # characters
@@ -66,7 +65,7 @@ class Verdict:
     """
 
     agreement: float | None
-    partings: int
+    divergences: int
     tokens: float
     noise_per_token: float | None
     chance: float | None
@@ -98,17 +97,17 @@ def judge(candidate: Sequence[Output], baselines: Sequence[Sequence[Output]], se
         return Verdict(None, 0, sum(o.tokens for o in candidate), None, None, reasons)
     if any(len(run) != len(candidate) for run in baselines):
         raise UsageError("agreement: the outputs to compare come from different numbers of prompts")
-    partings, tokens, agreement = _partings(candidate, baselines)
+    divergences, tokens, agreement = _partings(candidate, baselines)
     own = [_partings(run, [*baselines[:i], *baselines[i + 1:]]) for i, run in enumerate(baselines)
            if len(baselines) > 1]
     own_partings, own_tokens = sum(p for p, _, _ in own), sum(t for _, t, _ in own)
     noise = own_partings / own_tokens if own_tokens else None
     bound = _poisson_upper(own_partings) / own_tokens if own_tokens else 0.0
     allowed = max(settings.floor, settings.ratio * noise if noise else 0.0, bound if own_partings else 0.0)
-    chance = poisson_tail(partings, tokens * allowed)
+    chance = poisson_tail(divergences, tokens * allowed)
     if chance < settings.alpha:
         reasons = ("diverges", *reasons)
-    return Verdict(agreement, partings, tokens, noise, chance, reasons)
+    return Verdict(agreement, divergences, tokens, noise, chance, reasons)
 
 
 def repeats(text: str) -> bool:
@@ -146,13 +145,13 @@ def poisson_tail(count: int, mean: float) -> float:
 
 def _partings(run: Sequence[Output], references: Sequence[Sequence[Output]]) -> tuple[int, float, float]:
     """(outputs that part from every reference, tokens until then or the end, mean share that agrees)."""
-    partings, tokens, shares = 0, 0.0, 0.0
+    divergences, tokens, shares = 0, 0.0, 0.0
     for i, output in enumerate(run):
         share = max(common_share(output.text, reference[i].text) for reference in references)
         shares += share
-        partings += share < 1
+        divergences += share < 1
         tokens += max(1.0, share * output.tokens + (share < 1))
-    return partings, tokens, shares / len(run) if run else 1.0
+    return divergences, tokens, shares / len(run) if run else 1.0
 
 
 def _poisson_upper(count: int) -> float:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.answers import NoAnswer, ask, count, error_in, usage_of
-from autotune.framing import BadAnswer
-from autotune.measure.body import auth, request_body
-from autotune.measure.prompts import PromptSet
-from autotune.measure.spec import LoadSpec, Target
+from autotune.loadgen.body import auth, request_body
+from autotune.loadgen.prompts import PromptSet
+from autotune.loadgen.spec import LoadSpec, Target
+from autotune.utils.http import BadAnswer, NoAnswer, ask, count, error_in, usage_of
 
 TRIES = 3
 MOST_CHARS_PER_TOKEN = 64

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from autotune.measure.reply import Reply
+from autotune.loadgen.result import Reply
 from autotune.records import Percentiles
 
 Floats = npt.NDArray[np.float64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from autotune.measure.reply import Reply
+from autotune.loadgen.result import Reply
 from autotune.records import Measurement, Percentiles, UsageError
 
 _LATENCY = re.compile(r"^(ttft|tpot|itl|e2e)_(p50|p90|p99|mean)_ms$")

@@ -10,9 +10,8 @@ from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
-from autotune.answers import NoAnswer, ask
-from autotune.framing import BadAnswer
-from autotune.measure.spec import MetricNames, Target
+from autotune.loadgen.spec import MetricNames, Target
+from autotune.utils.http import BadAnswer, NoAnswer, ask
 
 INTERVAL_S = 2.0
 TIMEOUT_S = 5.0

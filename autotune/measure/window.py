@@ -15,14 +15,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from autotune.loadgen.client import LoadClient, Tick
+from autotune.loadgen.result import Reply, write_replies
+from autotune.loadgen.spec import LoadFailure, LoadOrder, LoadSpec, Target, WindowSettings
 from autotune.measure import calibrate
-from autotune.measure.client import LoadClient, Tick
-from autotune.measure.estimate import relative_half_width
 from autotune.measure.limits import Limits
 from autotune.measure.metrics import Watcher
-from autotune.measure.power.meter import DeviceLost, Meter, Reading
-from autotune.measure.reply import Reply, write_replies
-from autotune.measure.spec import LoadFailure, LoadOrder, LoadSpec, Target, WindowSettings
+from autotune.measure.statistics import relative_half_width
+from autotune.power.meter import DeviceLost, Meter, Reading
 from autotune.records import Measurement
 
 POLL_S = 0.25

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.records import Config, Value
-from autotune.space import Param, Space
+from autotune.space.space import Param, Space
 
 Codes = NDArray[np.int16]
 Mask = NDArray[np.bool_]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from autotune.records import Value
 from autotune.search.grid import Codes, Grid
-from autotune.space import Param
+from autotune.space.space import Param
 
 Floats = NDArray[np.float64]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from autotune.search.memory import Key, Memory
-from autotune.search.outlook import Floats, Outlook
+from autotune.search.acquisition import Floats, Outlook
+from autotune.search.observations import Key, Memory
 from autotune.search.protocol import Stop, StopKind
 
 HOPELESS = 0.1  # chance below which, when nothing ever served, no further launch is made

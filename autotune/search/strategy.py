@@ -16,21 +16,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.records import Config
-from autotune.search import elsewhere, stopping
-from autotune.search import past as past_studies
-from autotune.search.causes import Culprit
-from autotune.search.crashes import CrashModel
+from autotune.search import pending as elsewhere
+from autotune.search import stopping
+from autotune.search import transfer as past_studies
+from autotune.search.acquisition import Belief, Costs, Outlook, look
+from autotune.search.crash_hypotheses import Culprit
+from autotune.search.crash_model import CrashModel
 from autotune.search.grid import Codes, Grid
-from autotune.search.loads import next_load, repeats, unfamiliar
-from autotune.search.memory import MANY, Key, Memory
-from autotune.search.outlook import Belief, Costs, Outlook, look
-from autotune.search.owed import BASELINE_CHANCE, owed
-from autotune.search.past import Past
-from autotune.search.pivot import Region, record, review
+from autotune.search.load_choice import next_load, repeats, unfamiliar
+from autotune.search.observations import MANY, Key, Memory
 from autotune.search.prior import Prior
 from autotune.search.protocol import Best, Launch, Limits, Observation, Pivot, Stop, StopKind
-from autotune.search.value import Floats, Strengths, ValueModel, normal_cdf
-from autotune.space import Space
+from autotune.search.regions import Region, record, review
+from autotune.search.retries import BASELINE_CHANCE, owed
+from autotune.search.transfer import Past
+from autotune.search.value_model import Floats, Strengths, ValueModel, normal_cdf
+from autotune.space.space import Space
 
 __all__ = ["LaunchAware", "Limits"]
 

@@ -22,14 +22,14 @@ for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from autotune.history import Verdict, crash_attrs, measurement_attrs  # noqa: E402
 from autotune.records import Blame, Config, Crash, Energy, Measurement, Stage, Value  # noqa: E402
 from autotune.search.protocol import Launch, Limits  # noqa: E402
 from autotune.search.strategy import LaunchAware  # noqa: E402
-from autotune.space import Space  # noqa: E402
-from autotune.storage import open_storage, sqlite_url  # noqa: E402
-from autotune.study import Study, distribution  # noqa: E402
-from autotune.tune import observation_of  # noqa: E402
+from autotune.space.space import Space  # noqa: E402
+from autotune.storage.study import Study, distribution  # noqa: E402
+from autotune.storage.trial import Verdict, crash_attrs, measurement_attrs  # noqa: E402
+from autotune.storage.urls import open_storage, sqlite_url  # noqa: E402
+from autotune.tuning.loop import observation_of  # noqa: E402
 
 LOADS = (1, 16, 64)
 PARAMS = {f"p{i}": (2, 3, 4, 5)[i % 4] for i in range(12)}
@@ -103,7 +103,7 @@ def main() -> int:
             fill(study, 2, rng)  # another worker's launch
             wall, began = time.monotonic(), time.process_time()
             with study.turn():
-                study.clear_dead()
+                study.fail_stale_trials()
                 for record in study.records()[heard:]:
                     if record.state in ("COMPLETE", "PRUNED"):
                         strategy.tell(observation_of(study, record))

@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from tests.core.engines import ENGINE
+from tests.engine.standin_engine import ENGINE
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHORT: dict[str, Any] = {

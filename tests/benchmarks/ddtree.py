@@ -30,7 +30,7 @@ SPEED_BUDGETS, CLIENTS = (0, 4, 8, 16), (1, 16)
 def prompts(count: int, characters: int) -> list[str]:
     """Windows of held-out files, evenly spread."""
     sys.path.insert(0, str(ROOT))
-    from autotune.engines.ddtree.train import read_text
+    from autotune.ddtree.train import read_text
 
     text = "\n".join(read_text(Path(sysconfig.get_paths()["stdlib"]))[1])
     stride = (len(text) - characters) // count
@@ -43,7 +43,7 @@ class Running:
     def __init__(self, flags: Sequence[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
-        self.command = [sys.executable, "-m", "autotune.engines.ddtree", "--port", str(self.port), *flags]
+        self.command = [sys.executable, "-m", "autotune.ddtree", "--port", str(self.port), *flags]
         self.url = f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> "Running":

@@ -506,7 +506,7 @@ def client_killed(folder: pathlib.Path) -> str:
     with started(site) as tuner:
         site.wait_for(" window", tuner)
         for pid, line in site.processes().items():
-            if "autotune.measure.load" in line:
+            if "autotune.loadgen.process" in line:
                 os.kill(pid, signal.SIGKILL)
         finished(site, tuner, 0)
     clean(site)

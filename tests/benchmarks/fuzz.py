@@ -19,16 +19,17 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from autotune.crash import logtext
+from autotune.crash import log as logtext
 from autotune.crash.classify import classify
-from autotune.engine.keeper import BoundedLog
 from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageReader
-from autotune.framing import BadAnswer, Framing
-from autotune.measure import sse
+from autotune.engine.supervisor import BoundedLog
+from autotune.loadgen import sse
+from autotune.loadgen.http1 import Framing
 from autotune.records import Stage
-from autotune.redact import Redactor
-from tests.core.engines import ENGINE
+from autotune.utils.http import BadAnswer
+from autotune.utils.redact import Redactor
+from tests.engine.standin_engine import ENGINE
 
 SLOW_S = 20.0
 LARGEST = 65536

@@ -30,10 +30,10 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from autotune.measure.client import LoadClient  # noqa: E402
-from autotune.measure.power.cpu_time import CpuTimeMeter  # noqa: E402
-from autotune.measure.power.meter import Powered, PowerSettings  # noqa: E402
-from autotune.measure.spec import LoadOrder, LoadSpec, PromptSpec, Target  # noqa: E402
+from autotune.loadgen.client import LoadClient  # noqa: E402
+from autotune.loadgen.spec import LoadOrder, LoadSpec, PromptSpec, Target  # noqa: E402
+from autotune.power.cpu_time import CpuTimeMeter  # noqa: E402
+from autotune.power.meter import Powered, PowerSettings  # noqa: E402
 from tests import envs  # noqa: E402
 from tests.fakes.stub import Stub  # noqa: E402
 

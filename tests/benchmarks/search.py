@@ -30,8 +30,8 @@ for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from autotune.search.plain import SAMPLERS, Plain  # noqa: E402
 from autotune.search.protocol import Limits, Strategy  # noqa: E402
+from autotune.search.samplers import SAMPLERS, OptunaStrategy  # noqa: E402
 from autotune.search.strategy import LaunchAware  # noqa: E402
 from tests.search.generate import random_table  # noqa: E402
 from tests.search.simulate import Run, simulate  # noqa: E402
@@ -68,7 +68,9 @@ class Row:
 def make(name: str, table: Table, seed: int) -> Strategy:
     """The strategy as the product makes it; a study ends by its hours, or when nothing more is to be gained."""
     limits = Limits()
-    return LaunchAware(table.space, limits, seed) if name == "launch_aware" else Plain(table.space, name, limits, seed)
+    if name == "launch_aware":
+        return LaunchAware(table.space, limits, seed)
+    return OptunaStrategy(table.space, name, limits, seed)
 
 
 def study(job: tuple[Table, str, int, float]) -> Run:

@@ -20,8 +20,8 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
 from autotune.records import Measurement, Value
-from autotune.storage import sqlite_url
-from autotune.study import Study
+from autotune.storage.study import Study
+from autotune.storage.urls import sqlite_url
 from tests.benchmarks.ask import PARAMS, outcome, space
 
 

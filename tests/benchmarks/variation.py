@@ -56,14 +56,14 @@ def row(method: str, launch: int, level: int, tokens: float, window_s: float, jo
 
 def opened(overrides: Sequence[str]) -> tuple[Any, Any]:
     """(settings, bench) of this host, as the verbs have them."""
-    from autotune import config
-    from autotune.engine.probe import engine_version, visible_gpus
-    from autotune.trial import Bench, working_power
+    from autotune.config import compose
+    from autotune.engine.host import engine_version, visible_gpus
+    from autotune.executors.local import LocalExecutor, working_power
 
-    settings = config.load(list(overrides))
+    settings = compose.load(list(overrides))
     gpus = visible_gpus()
     power, _ = working_power(settings, gpus)
-    return settings, Bench(settings, engine_version(settings.engine), gpus, power)
+    return settings, LocalExecutor(settings, engine_version(settings.engine), gpus, power)
 
 
 def measure(overrides: Sequence[str], raw: Raw, launches: int, windows: int, levels: Sequence[int],
@@ -98,11 +98,12 @@ def ours(live: Any, raw: Raw, launch: int, level: int, windows: int) -> None:
 
 def naive(live: Any, raw: Raw, launch: int, level: int, windows: int) -> None:
     """Equal lengths, all at once, fixed windows one after the other whatever the server is doing."""
-    from autotune.measure.client import LoadClient
-    from autotune.measure.power.meter import Powered, open_meter
-    from autotune.measure.spec import LoadOrder
+    from autotune.loadgen.client import LoadClient
+    from autotune.loadgen.spec import LoadOrder
     from autotune.measure.window import tokens_at
-    from autotune.workload import target_of
+    from autotune.measure.workload import target_of
+    from autotune.power.meter import Powered
+    from autotune.power.registry import open_meter
 
     bench = live.bench
     target = target_of(bench.settings.engine, live.server.url, live.server.model_name() or "default")

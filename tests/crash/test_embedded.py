@@ -9,11 +9,11 @@ import threading
 import psutil
 import pytest
 
-from autotune.config import load
-from autotune.crash.evidence import HostSnapshot
-from autotune.engine.probe import Gpus
+from autotune.config.compose import load
+from autotune.crash.host_evidence import HostSnapshot
+from autotune.engine.host import Gpus
+from autotune.executors.local import LocalExecutor
 from autotune.records import Crash
-from autotune.trial import Bench
 
 pytestmark = pytest.mark.slow
 
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.slow
 def quiet(text: str, after_s: float) -> None: ...
 
 
-def bench(folder: pathlib.Path) -> Bench:
+def bench(folder: pathlib.Path) -> LocalExecutor:
     settings = load(["+space=local", f"outputs={folder}", "power=none", "objective=tokens_per_s", "workload.warmup_s=2",
                      "workload.warmup_max_s=4", "workload.window_s=6", "workload.window_max_s=8"], [])
-    return Bench(settings, "0.1.0", Gpus(()), settings.power)
+    return LocalExecutor(settings, "0.1.0", Gpus(()), settings.power)
 
 
-def crash_at_start(made: Bench, folder: pathlib.Path, *flags: str) -> Crash:
+def crash_at_start(made: LocalExecutor, folder: pathlib.Path, *flags: str) -> Crash:
     """The baseline's command line with `flags` added (of a repeated flag, the last counts)."""
     before = HostSnapshot.take()
     server = made.server(made.settings.space.split(made.settings.space.baseline)[0], folder)

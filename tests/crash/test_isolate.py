@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from autotune.crash.classify import classify
 from autotune.crash.isolate import Isolated, Isolation, suspects
 from autotune.records import Config, UsageError, config_key
-from autotune.space import Space
+from autotune.space.space import Space
 
 
 def space(params: Mapping[str, Any], baseline: Config, forbid: list[dict[str, Any]] | None = None) -> Space:

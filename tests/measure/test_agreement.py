@@ -7,13 +7,13 @@ import pathlib
 
 import pytest
 
-from autotune.framing import BadAnswer
-from autotune.gate import Gate
 from autotune.measure.agreement import AgreementSettings, Output, collect, common_share, judge, poisson_tail, repeats
+from autotune.measure.correctness import Gate
 from autotune.records import UsageError
-from autotune.redact import HIDDEN, Redactor
+from autotune.utils.http import BadAnswer
+from autotune.utils.redact import HIDDEN, Redactor
 from tests.fakes.stub import Stub
-from tests.measure.harness import BUILTIN, target_of
+from tests.loadgen.harness import BUILTIN, target_of
 
 SETTINGS = AgreementSettings(prompts=24, output_tokens=64, context_tokens=40, floor=0.002, ratio=2.0, alpha=0.001,
                              timeout_s=20.0)
@@ -30,7 +30,7 @@ def test_the_same_server_agrees_with_itself_through_both_interfaces(tmp_path: pa
     for api in ("openai", "sglang"):
         runs = outputs(tmp_path, api=api, runs=3)
         verdict = judge(runs[0], runs[1:], SETTINGS)
-        assert verdict.agreement == 1.0 and verdict.partings == 0 and not verdict.wrong
+        assert verdict.agreement == 1.0 and verdict.divergences == 0 and not verdict.wrong
         assert runs[0][0].tokens == 64
 
 
@@ -39,7 +39,7 @@ def test_batching_noise_is_not_wrong_and_corruption_is(tmp_path: pathlib.Path) -
     baselines = outputs(tmp_path / "b", *noise, runs=3)
     for i in range(3):
         noisy = judge(outputs(tmp_path / f"n{i}", *noise)[0], baselines, SETTINGS)
-        assert noisy.partings > 0 and not noisy.wrong and noisy.noise_per_token
+        assert noisy.divergences > 0 and not noisy.wrong and noisy.noise_per_token
     corrupt = judge(outputs(tmp_path / "c", *noise, "--corrupt", "12")[0], baselines, SETTINGS)
     assert corrupt.reasons == ("diverges",) and corrupt.chance is not None and corrupt.chance < 0.001
     assert corrupt.agreement is not None and corrupt.agreement < 0.3

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from autotune.loadgen.result import Reply
 from autotune.measure.limits import Limits
 from autotune.measure.objective import Objective
-from autotune.measure.reply import Reply
 from autotune.records import Energy, Measurement, Percentiles, UsageError
 
 LATENCY = Percentiles(p50=10.0, p90=20.0, p99=40.0, mean=12.0, n=100)

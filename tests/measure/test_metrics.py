@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from autotune.loadgen.spec import MetricNames, Target
 from autotune.measure.metrics import Watcher, parse
-from autotune.measure.spec import MetricNames, Target
 
 TEXT = """# HELP sglang:num_queue_reqs waiting
 # TYPE sglang:num_queue_reqs gauge

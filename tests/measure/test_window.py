@@ -14,12 +14,12 @@ import time
 import psutil
 import pytest
 
+from autotune.loadgen.spec import LoadFailure, LoadSpec, WindowSettings
 from autotune.measure.limits import Limits
-from autotune.measure.spec import LoadFailure, LoadSpec, WindowSettings
 from autotune.measure.window import measure
 from autotune.records import Measurement, UsageError
 from tests.fakes.stub import Stub
-from tests.measure.harness import LOAD, WINDOW, measure_stub, metered, target_of
+from tests.loadgen.harness import LOAD, WINDOW, measure_stub, metered, target_of
 
 
 def measured(found: Measurement | LoadFailure) -> Measurement:
@@ -143,7 +143,7 @@ def test_an_interrupt_ends_the_load_process(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "tuner.py"
     script.write_text("import signal, sys, pathlib\nfrom tests.fakes.stub import Stub\n"
                       "signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored too\n"
-                      "from tests.measure.harness import measure_stub, WINDOW\nimport dataclasses\n"
+                      "from tests.loadgen.harness import measure_stub, WINDOW\nimport dataclasses\n"
                       f"with Stub(pathlib.Path({str(tmp_path)!r})) as stub:\n"
                       "    print('up', flush=True)\n"
                       "    try:\n"
@@ -155,7 +155,7 @@ def test_an_interrupt_ends_the_load_process(tmp_path: pathlib.Path) -> None:
     assert tuner.stdout and tuner.stdout.readline() == "up\n"
     end = time.monotonic() + 20
     while not (children := [p for p in psutil.Process(tuner.pid).children(recursive=True)
-                            if "autotune.measure.load" in p.cmdline()]):
+                            if "autotune.loadgen.process" in p.cmdline()]):
         assert time.monotonic() < end
         time.sleep(0.05)
     time.sleep(0.3)

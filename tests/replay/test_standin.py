@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from autotune.config import load
+from autotune.config.compose import load
+from autotune.config.settings import Settings
 from autotune.crash.classify import classify
-from autotune.engine.argv import build
+from autotune.engine.command import build
 from autotune.engine.server import free_port
 from autotune.records import Crash, Stage, Value
-from autotune.settings import Settings
 from tests.replay import arguments
 from tests.replay.__main__ import HERE, ROOT, STUDY, environment
 from tests.replay.clock import Clock

@@ -22,7 +22,7 @@ import yaml
 from numpy.typing import NDArray
 
 from autotune.records import Config, Stage, UsageError, Value
-from autotune.space import Space
+from autotune.space.space import Space
 
 Rule = Mapping[str, Any]
 FloatArray = NDArray[np.float64]

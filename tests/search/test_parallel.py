@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 
 from autotune.records import Blame, Config, Crash, Stage, config_key
-from autotune.search.plain import SAMPLERS, Plain
 from autotune.search.protocol import Launch, Limits, Measured, Observation, Stop, StopKind
+from autotune.search.samplers import SAMPLERS, OptunaStrategy
 from autotune.search.strategy import LaunchAware
-from autotune.space import Space
+from autotune.space.space import Space
 from tests.search.generate import random_table
 from tests.search.parallel import Fleet
 from tests.search.simulate import simulate
@@ -133,10 +133,10 @@ def test_a_leader_is_measured_again_only_if_it_is_likely_to_stay_it() -> None:
 
 
 def test_more_workers_make_the_less_likely_launches_earlier() -> None:
-    from autotune.search import pivot
+    from autotune.search import regions
 
-    shares = [pivot._spared(n) for n in (0, 1, 3, 63)]
-    assert shares[0] == pivot.PLAUSIBLE and shares == sorted(set(shares)) and shares[-1] <= 1
+    shares = [regions._spared(n) for n in (0, 1, 3, 63)]
+    assert shares[0] == regions.PLAUSIBLE and shares == sorted(set(shares)) and shares[-1] <= 1
 
 
 def test_a_pending_launch_says_nothing_about_chances() -> None:
@@ -225,7 +225,7 @@ def test_a_fleet_never_launches_what_runs_and_is_faster_by_the_clock() -> None:
 
 
 def test_samplers_of_optuna_keep_several_trials_apart() -> None:
-    strategy = Plain(SPACE, "tpe", Limits(), 0)
+    strategy = OptunaStrategy(SPACE, "tpe", Limits(), 0)
     servers = []
     for _ in range(3):
         step = strategy.propose()
@@ -241,7 +241,7 @@ def test_samplers_of_optuna_keep_several_trials_apart() -> None:
     assert states.count("COMPLETE") == 3 and states.count("RUNNING") == 0
 
 
-def ask(strategy: Plain) -> Config | None:
+def ask(strategy: OptunaStrategy) -> Config | None:
     """A configuration that is pending from now on; None: nothing is left."""
     step = strategy.propose()
     if isinstance(step, Stop):
@@ -252,7 +252,7 @@ def ask(strategy: Plain) -> Config | None:
     return {**step.server, **load}
 
 
-def tell(strategy: Plain, config: Config) -> None:
+def tell(strategy: OptunaStrategy, config: Config) -> None:
     server, load = SPACE.split(config)
     strategy.tell(Observation(server, load, Measured(1.0), 30, 20))
     strategy.done(server)
@@ -260,7 +260,7 @@ def tell(strategy: Plain, config: Config) -> None:
 
 def test_samplers_of_optuna_ask_again_for_what_was_lost_with_its_host() -> None:
     for name in SAMPLERS:
-        strategy = Plain(SPACE, name, Limits(), 0)
+        strategy = OptunaStrategy(SPACE, name, Limits(), 0)
         first, second = ask(strategy), ask(strategy)
         assert first == SPACE.baseline and second is not None
         strategy.done(SPACE.split(second)[0])
@@ -272,7 +272,7 @@ def test_samplers_of_optuna_ask_again_for_what_was_lost_with_its_host() -> None:
 
 
 def test_a_grid_leaves_no_cell_out_whose_server_part_runs_elsewhere_or_is_lost() -> None:
-    strategy = Plain(SPACE, "grid", Limits(), 0)
+    strategy = OptunaStrategy(SPACE, "grid", Limits(), 0)
     running: list[Config] = []
     seen: list[str] = []
     lost = 0
@@ -292,7 +292,7 @@ def test_a_grid_leaves_no_cell_out_whose_server_part_runs_elsewhere_or_is_lost()
 
 
 def test_a_large_memory_is_asked_through_a_choice_of_it() -> None:
-    from autotune.search import memory
+    from autotune.search import observations as memory
 
     strategy = LaunchAware(SPACE, Limits())
     values = np.arange(500.0)
@@ -307,7 +307,7 @@ def test_a_large_memory_is_asked_through_a_choice_of_it() -> None:
 
 
 def test_facts_of_a_memory_are_those_of_its_servers() -> None:
-    from autotune.search.memory import Memory
+    from autotune.search.observations import Memory
 
     strategy = LaunchAware(SPACE, Limits())
     memory: Memory = strategy.memory

@@ -6,18 +6,18 @@ import pathlib
 
 import pytest
 
-from autotune.config import load
+from autotune.cli.commands import make_strategy
+from autotune.config.compose import load
 from autotune.records import UsageError, config_key
-from autotune.search.plain import Plain
 from autotune.search.protocol import Launch, Measured, Observation
+from autotune.search.samplers import OptunaStrategy
 from autotune.search.strategy import LaunchAware
-from autotune.verbs import make_strategy
 
 
 @pytest.mark.parametrize("name", ["tpe", "random", "autotune"])
 def test_study_strategy_names_the_strategy(name: str) -> None:
     strategy = make_strategy(load(["+space=b300", f"study.strategy={name}", "study.launches=3", "study.hours=null"]))
-    assert isinstance(strategy, LaunchAware if name == "autotune" else Plain)
+    assert isinstance(strategy, LaunchAware if name == "autotune" else OptunaStrategy)
     assert strategy.limits.launches == 3 and strategy.limits.hours is None
 
 

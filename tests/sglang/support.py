@@ -6,12 +6,12 @@ import functools
 import itertools
 from collections.abc import Iterable
 
-from autotune.config import load
-from autotune.engine.argv import Command, build
+from autotune.config.compose import load
+from autotune.config.settings import Settings
+from autotune.engine.command import Command, build
 from autotune.engine.spec import EngineSpec
 from autotune.records import Config, Value
-from autotune.settings import Settings
-from autotune.space import Space
+from autotune.space.space import Space
 
 VERSIONS = ("0.5.16", "0.5.23")
 VARIANTS = ("sglang_ddtree_pr29907", "sglang_ddtree_pr27509", "sglang_ddtree_rancy", "sglang_ddtree_dbguo",

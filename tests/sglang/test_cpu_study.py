@@ -11,7 +11,7 @@ import sys
 import optuna
 import pytest
 
-from autotune.config import data_folder
+from autotune.config.compose import data_folder
 from tests.envs import ensure
 
 HERE = pathlib.Path(__file__).parent

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from autotune.engine.argv import build
+from autotune.engine.command import build
 from autotune.engine.spec import EngineSpec, matches
 from autotune.records import UsageError
-from autotune.space import Space
+from autotune.space.space import Space
 
 
 def engine(**more: Any) -> EngineSpec:

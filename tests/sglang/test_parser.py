@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from autotune.engine.argv import build, needed
+from autotune.engine.command import build, needed
+from autotune.engine.flags import lacking
 from autotune.engine.random_model import write_draft, write_model
 from autotune.engine.spec import matches
-from autotune.engine.spelling import lacking
 from autotune.records import Value
 from tests.envs import ensure
 from tests.sglang.support import (

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from autotune.config.settings import Settings
 from autotune.crash.classify import classify
-from autotune.engine.argv import build
+from autotune.engine.command import build
 from autotune.engine.random_model import write_model
 from autotune.engine.server import Failure, Server, free_port
 from autotune.records import Crash, Stage, Value
-from autotune.settings import Settings
 from tests.envs import ensure
 from tests.sglang.support import settings
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.engine.argv import build, flags
+from autotune.engine.command import build, flags
 from tests.sglang.support import VERSIONS, pairwise, ruled, settings
 
 SPACES = ("b300", "h200", "sglang_cpu")

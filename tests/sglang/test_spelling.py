@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
-from autotune import preflight, verbs
-from autotune.config import load
-from autotune.engine.argv import needed
-from autotune.engine.spelling import lacking
+from autotune.cli import commands
+from autotune.config.compose import load
+from autotune.config.settings import Settings
+from autotune.engine.command import needed
+from autotune.engine.flags import lacking
+from autotune.executors import preflight
 from autotune.records import HostCannotRun, UsageError
-from autotune.settings import Settings
 from tests.sglang.support import VARIANTS
 
 STOCK = '''speculative_algorithm: A[str] = None  # DFLASH
@@ -110,7 +111,7 @@ def test_a_choice_that_cannot_run_here_is_never_proposed_and_a_baseline_of_it_is
         tmp_path: pathlib.Path) -> None:
     python = python_with(tmp_path, STOCK)
     with pytest.raises(HostCannotRun, match="does not know DDTREE, --speculative-ddtree-budget"):
-        verbs.ready_or_refuse(b300(python))
+        commands.ready_or_refuse(b300(python))
     settings = b300(python, *NO_TREE)
     report = preflight.check(settings)
     assert not any("does not know" in p for p in report.problems)

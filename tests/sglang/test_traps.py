@@ -5,7 +5,7 @@ What SGLang itself makes of these commands is in test_parser.py.
 
 import pytest
 
-from autotune.engine.argv import flags
+from autotune.engine.command import flags
 from autotune.engine.spec import EngineSpec
 from autotune.records import Value
 from tests.sglang.support import VERSIONS, arguments, forbidden, ruled, settings, small

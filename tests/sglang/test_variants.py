@@ -4,8 +4,8 @@ import pathlib
 
 import pytest
 
-from autotune.config import data_folder
-from autotune.engine.argv import build, flags
+from autotune.config.compose import data_folder
+from autotune.engine.command import build, flags
 from autotune.records import Value
 from tests.sglang.support import VARIANTS, VERSIONS, ruled, settings, small
 
@@ -106,7 +106,7 @@ def test_adding_a_fork_is_one_file(tmp_path: pathlib.Path) -> None:
     (tmp_path / "engine/sglang_mine.yaml").write_text(
         "defaults: [sglang_ddtree, _self_]\nname: sglang_mine\nvars: {ddtree_topk_flag: --my-topk}\n"
         "rules: {ddtree_attention_dp: null}\n")
-    from autotune.config import load
+    from autotune.config.compose import load
 
     loaded = load(["+space=mine"], [str(tmp_path)])
     space = ruled(loaded, "0.5.23")

@@ -13,8 +13,8 @@ import sys
 import optuna
 import pytest
 
-from autotune.config import data_folder
-from autotune.engine.argv import Command
+from autotune.config.compose import data_folder
+from autotune.engine.command import Command
 from autotune.engine.server import Server, free_port
 from autotune.records import Stage
 from tests.envs import ensure

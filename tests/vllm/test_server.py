@@ -12,15 +12,15 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from autotune.config import data_folder
-from autotune.engine.argv import build
+from autotune.config.compose import data_folder
+from autotune.ddtree import weights
+from autotune.ddtree.arguments import PACKAGED_MODEL
+from autotune.ddtree.model import Target
+from autotune.ddtree.shape import Shape
+from autotune.ddtree.train import continue_text
+from autotune.engine.command import build
 from autotune.engine.random_model import write_model
 from autotune.engine.server import Server, free_port
-from autotune.engines.ddtree import weights
-from autotune.engines.ddtree.arguments import PACKAGED_MODEL
-from autotune.engines.ddtree.model import Target
-from autotune.engines.ddtree.shape import Shape
-from autotune.engines.ddtree.train import continue_text
 from tests.envs import ensure
 from tests.sglang.support import settings
 
@@ -39,7 +39,7 @@ def test_the_metrics_of_the_engine_file_exist_and_tell_acceptance(tmp_path: path
 
 
 def test_a_trained_draft_changes_no_token_of_the_exported_target(tmp_path: pathlib.Path) -> None:
-    subprocess.run([sys.executable, "-m", "autotune.engines.ddtree.llama", "target", "draft", "--minutes", "0.5"],
+    subprocess.run([sys.executable, "-m", "autotune.ddtree.llama", "target", "draft", "--minutes", "0.5"],
                    check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(data_folder("conf").parent)})
     said, accepted = speculated(tmp_path, PROMPT, 24, "vllm_cpu_spec", "space.baseline.speculation=draft_model",
                                 f"space.model.target={tmp_path / 'target'}", f"space.model.draft={tmp_path / 'draft'}",

@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from autotune.__main__ import main
-from autotune.engine.argv import build, flags
+from autotune.engine.command import build, flags
 from autotune.engine.random_model import write_model
 from autotune.engine.spec import EngineSpec
 from autotune.records import UsageError, Value

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from autotune import preflight
-from autotune.config import load
-from autotune.settings import Settings
+from autotune.config.compose import load
+from autotune.config.settings import Settings
+from autotune.executors import preflight
 
 FLAGS = '''class EngineArgs:
     model: str = ""

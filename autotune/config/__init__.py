@@ -1,0 +1,1 @@
+"""Settings: dataclasses and their composition by Hydra."""

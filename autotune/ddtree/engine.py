@@ -1,0 +1,231 @@
+"""Continuous batching: prompts and trees of all running requests, one pass of the target a step."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from autotune.ddtree.cache import Cache
+from autotune.ddtree.executor import Executor, Plan
+from autotune.ddtree.model import Draft
+from autotune.ddtree.tree import Tree, best_first, capacity, sight, walk
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One completion being made. The i-th output token is drawn with the i-th number of its own random stream, so a
+    seed gives the same text whatever the batch and the tree."""
+
+    id: int
+    prompt: list[int]
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = False
+    length: int = 0  # tokens in the cache
+    last: int = 0  # the newest output token, not yet in the cache
+    emitted: int = 0
+    verify_steps: int = 0
+    stream: random.Random = field(init=False)
+    draws: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.stream = random.Random(self.seed)
+
+    def draw(self, ahead: int) -> float:
+        """The random number of the output token `ahead` places after the next one."""
+        while len(self.draws) <= self.emitted + ahead:
+            self.draws.append(self.stream.random())
+        return self.draws[self.emitted + ahead]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step added to a request; finish is "length", "stop" or None; verify_steps counts from its start."""
+
+    id: int
+    tokens: list[int]
+    finish: str | None
+    verify_steps: int
+
+
+class Drafter:
+    """The draft with its cache and, for each slot, the joined taps of the last verified position."""
+
+    def __init__(self, draft: Draft, cache: Cache, depth: int, topk: int) -> None:
+        self.draft, self.cache, self.depth, self.topk = draft, cache, depth, topk
+        shape = (cache.slots, cache.heads * cache.head_width)
+        self.joined = torch.zeros(shape, dtype=cache.rows.dtype, device=cache.rows.device)
+        self.sees = torch.ones((1, depth + 1, depth + 1), dtype=torch.bool).tril()
+        self.depths = [list(range(depth + 1))]
+
+    def learn(self, first: int, lengths: list[int], taps: Tensor, counts: list[int]) -> None:
+        """Stores taps [slots, n, taps * width] of the tokens after `lengths`; counts[i] of slot i's n are real."""
+        slots, width, _ = taps.shape
+        device, cache = self.joined.device, self.cache
+        position = torch.tensor(lengths, device=device)[:, None] + cache.columns[:width]
+        rows = position + torch.arange(first, first + slots, device=device)[:, None] * cache.capacity
+        factors = cache.factors[position.flatten()][:, None]
+        joined, layers = self.draft.context(taps.flatten(0, 1))
+        for index, keys_values in enumerate(layers):
+            cache.write(index, keys_values, rows.flatten(), factors)
+        last = torch.tensor(counts, device=device) - 1
+        self.joined[first : first + slots] = joined.view(slots, width, -1)[torch.arange(slots, device=device), last]
+
+    def propose(self, last: list[int], lengths: list[int]) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+        """For each slot and position the topk tokens and their log-probabilities, best first."""
+        slots, cache = len(last), self.cache
+        view = cache.view(0, lengths, self.depths * slots, self.sees.expand(slots, -1, -1))
+        tokens = torch.tensor(last, device=self.joined.device)
+        logits = self.draft(
+            tokens,
+            self.joined[:slots],
+            self.depth,
+            lambda layer, qkv: cache.attend(layer, qkv, view),
+            lambda residual, activations, weight: torch.addmm(residual, activations, weight.t()),
+        )
+        best = logits.log_softmax(-1, torch.float32).topk(self.topk)
+        shape = (slots, self.depth, self.topk)
+        return best.indices.view(shape).tolist(), best.values.view(shape).tolist()
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        self.cache.move(source, destination, length)
+        self.joined[destination] = self.joined[source]
+
+
+class Engine:
+    """Runs requests to their end. A request's slot is its place in `running`."""
+
+    def __init__(
+        self, executor: Executor, drafter: Drafter | None, budget: int, eos: int, corrupt_rate: float = 0.0
+    ) -> None:
+        self.executor, self.drafter, self.eos, self.corrupt_rate = executor, drafter, eos, corrupt_rate
+        self.nodes = capacity(budget, drafter.topk, drafter.depth) if drafter else 0
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.keep: tuple[list[int], list[int]] = ([], [])
+        self.moves: list[tuple[int, int, int]] = []
+        self.verify_steps = 0
+        self.accepted_tokens = 0
+        self.noise = random.Random(0)
+
+    def submit(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def abort(self, request_id: int) -> None:
+        """Forgets a request, running or waiting; its slot is free at once. Unknown numbers are ignored."""
+        self.waiting = deque(request for request in self.waiting if request.id != request_id)
+        for slot, request in enumerate(self.running):
+            if request.id == request_id:
+                self._release(slot)
+                return
+
+    @torch.inference_mode()
+    def step(self) -> list[Output]:
+        """One pass of the target: the prompt of a waiting request if there is a free slot, else all running ones."""
+        if self.waiting and len(self.running) < self.executor.cache.slots:
+            return [self._prefill(self.waiting.popleft())]
+        return self._decode() if self.running else []
+
+    def _run(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        plan.keep, plan.moves = self.keep, self.moves
+        self.keep, self.moves = ([], []), []
+        return self.executor.run(plan)
+
+    def _prefill(self, request: Request) -> Output:
+        slot, count = len(self.running), len(request.prompt)
+        logits, taps = self._run(Plan(slot, [request.prompt], [0], [], None))
+        if self.drafter:
+            self.drafter.learn(slot, [0], taps, [count])
+        chosen = self._choose(logits, [request], [[0]])[0]
+        self.running.append(request)
+        request.length = count
+        output = self._emit(request, chosen)
+        if output.finish:
+            self._release(slot)
+        return output
+
+    def _decode(self) -> list[Output]:
+        requests = list(self.running)
+        lengths = [request.length for request in requests]
+        last = [request.last for request in requests]
+        if self.drafter:
+            tokens, scores = self.drafter.propose(last, lengths)
+            trees = [best_first(*parts, self.nodes) for parts in zip(last, tokens, scores, strict=True)]
+        else:
+            trees = [Tree.root(token) for token in last]
+        depths = [tree.depths for tree in trees]
+        logits, taps = self._run(Plan(0, [tree.tokens for tree in trees], lengths, depths, sight(trees)))
+        chosen = self._choose(logits, requests, depths)
+        paths = [walk(tree, self._corrupt(tree, row)) for tree, row in zip(trees, chosen, strict=True)]
+        if self.drafter:
+            self._learn(lengths, taps, paths)
+        outputs = []
+        for slot, (request, path, row) in enumerate(zip(requests, paths, chosen, strict=True)):
+            start = slot * self.executor.cache.capacity + request.length
+            moved = [(node, place) for place, node in enumerate(path) if node != place]
+            self.keep[0].extend(start + node for node, _ in moved)
+            self.keep[1].extend(start + place for _, place in moved)
+            request.length += len(path)
+            request.verify_steps += 1
+            self.accepted_tokens += len(path) - 1
+            outputs.append(self._emit(request, [row[node] for node in path]))
+        self.verify_steps += len(requests)
+        for slot in reversed(range(len(requests))):
+            if outputs[slot].finish:
+                self._release(slot)
+        return outputs
+
+    def _learn(self, lengths: list[int], taps: Tensor, paths: list[list[int]]) -> None:
+        assert self.drafter
+        width = max(map(len, paths))
+        index = torch.tensor([path + path[-1:] * (width - len(path)) for path in paths], device=taps.device)
+        taken = taps.gather(1, index.unsqueeze(2).expand(-1, -1, taps.shape[2]))
+        self.drafter.learn(0, lengths, taken, [len(path) for path in paths])
+
+    def _choose(self, logits: Tensor, requests: list[Request], depths: list[list[int]]) -> list[list[int]]:
+        """The target's own token after each node: logits [requests, nodes, vocabulary], depths [requests][nodes]."""
+        chosen = logits.argmax(-1)
+        warm = [index for index, request in enumerate(requests) if request.temperature > 0]
+        if warm:
+            heat = [requests[index].temperature for index in warm]
+            draws = [[requests[index].draw(depth) for depth in depths[index]] for index in warm]
+            scaled = logits[warm].float() / torch.tensor(heat, device=logits.device)[:, None, None]
+            total = scaled.softmax(-1).cumsum(-1)
+            sought = torch.tensor(draws, device=logits.device).unsqueeze(-1) * total[..., -1:]
+            sampled = torch.searchsorted(total, sought, right=True).squeeze(-1)
+            chosen[warm] = sampled.clamp_(max=logits.shape[-1] - 1)
+        tokens: list[list[int]] = chosen.tolist()
+        return tokens
+
+    def _corrupt(self, tree: Tree, chosen: list[int]) -> list[int]:
+        """For tests: at each node, with the given probability, takes the draft's best child for the target's token."""
+        if self.corrupt_rate:
+            best: dict[int, int] = {}
+            for node, token in tree.children:
+                best.setdefault(node, token)
+            for node, token in best.items():
+                if self.noise.random() < self.corrupt_rate:
+                    chosen[node] = token
+        return chosen
+
+    def _emit(self, request: Request, tokens: list[int]) -> Output:
+        tokens = tokens[: request.max_tokens - request.emitted]
+        finish = None
+        if not request.ignore_eos and self.eos in tokens:
+            tokens, finish = tokens[: tokens.index(self.eos) + 1], "stop"
+        request.emitted += len(tokens)
+        request.last = tokens[-1]
+        if finish is None and request.emitted >= request.max_tokens:
+            finish = "length"
+        return Output(request.id, tokens, finish, request.verify_steps)
+
+    def _release(self, slot: int) -> None:
+        request = self.running.pop()
+        if slot < len(self.running):
+            self.running[slot] = request
+            self.moves.append((len(self.running), slot, request.length))
+            if self.drafter:
+                self.drafter.move(len(self.running), slot, request.length)

@@ -1,0 +1,297 @@
+"""The HTTP front: an OpenAI-style completions interface over the replicas."""
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from tokenizers import Tokenizer
+
+from autotune.ddtree import __version__
+from autotune.ddtree.arguments import Arguments
+from autotune.ddtree.processes import stop
+from autotune.ddtree.replica import Counters, Replica, Step
+from autotune.ddtree.shape import Shape
+
+log = logging.getLogger("ddtree")
+
+# Settings of the OpenAI interface that this server has not, with the values that ask for nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "top_p": (1,),
+    "echo": (False,),
+    "logprobs": (),
+    "stop": ([], ""),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+}
+
+
+class BadRequest(ValueError):
+    """What the client asked for cannot be done; the text says why."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One completion request, checked."""
+
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    seed: int | None
+    ignore_eos: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+
+
+def _typed(body: dict[str, Any], name: str, kinds: type | tuple[type, ...], default: Any) -> Any:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+        raise BadRequest(f"{name} has the wrong type: {type(value).__name__}")
+    return value
+
+
+def read_ask(body: Any, tokenizer: Tokenizer, arguments: Arguments, shape: Shape) -> Ask:
+    """Checks a request's JSON. Raises BadRequest."""
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    for name, harmless in NEUTRAL.items():
+        if (value := body.get(name)) is not None and value not in harmless:
+            raise BadRequest(f"{name} is not supported by this server")
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        prompt = tokenizer.encode(prompt).ids or [shape.eos]
+    if not isinstance(prompt, list) or not prompt or not all(type(token) is int for token in prompt):
+        raise BadRequest("prompt must be a string or a non-empty list of token numbers")
+    if not all(0 <= token < shape.vocab_size for token in prompt):
+        raise BadRequest(f"prompt has token numbers outside the vocabulary of {shape.vocab_size}")
+    max_tokens = _typed(body, "max_tokens", int, 16)
+    if max_tokens < 1:
+        raise BadRequest("max_tokens must be at least 1")
+    if len(prompt) + max_tokens > arguments.context_length:
+        raise BadRequest(
+            f"this server's context length is {arguments.context_length} tokens, but the prompt has {len(prompt)} "
+            f"and max_tokens is {max_tokens}"
+        )
+    temperature = float(_typed(body, "temperature", (int, float), 1.0))
+    if not 0 <= temperature <= 100:
+        raise BadRequest("temperature must be between 0 and 100")
+    options = _typed(body, "stream_options", dict, {})
+    return Ask(
+        prompt,
+        max_tokens,
+        temperature,
+        _typed(body, "seed", int, None),
+        _typed(body, "ignore_eos", bool, False),
+        _typed(body, "stream", bool, False),
+        bool(options.get("include_usage")),
+        bool(options.get("continuous_usage_stats")),
+    )
+
+
+class Text:
+    """Turns tokens into text as they come; bytes of an unfinished character wait for the rest."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.pending = tokenizer, list[int]()
+
+    def add(self, tokens: list[int], *, last: bool) -> str:
+        self.pending += tokens
+        text: str = self.tokenizer.decode(self.pending)
+        if text.endswith("\ufffd") and not last and len(self.pending) < 16:
+            return ""
+        self.pending = []
+        return text
+
+
+def error(status: int, message: str, kind: str = "invalid_request_error") -> web.Response:
+    body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return web.json_response(body, status=status)
+
+
+class Server:
+    """Replicas, and the handlers that use them."""
+
+    def __init__(self, arguments: Arguments, shape: Shape) -> None:
+        self.arguments, self.shape = arguments, shape
+        self.tokenizer: Tokenizer = Tokenizer.from_file(str(Path(arguments.model) / "tokenizer.json"))
+        self.replicas: list[Replica] = []
+        self.resolved: list[dict[str, Any]] = []
+        self.ended = asyncio.Event()
+        self.exit_code = 0
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=16 << 20)
+        app.router.add_get("/health", self.health)
+        app.router.add_post("/v1/completions", self.completions)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/server_info", self.server_info)
+        app.router.add_get("/metrics", self.metrics)
+        return app
+
+    async def run(self, listener: socket.socket) -> int:
+        """Serves until a signal (exit code 0) or the end of a rank (1); leaves no process behind."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.end, 0)
+        runner = web.AppRunner(self.application(), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+        try:
+            for dp_rank in range(self.arguments.dp_size):
+                self.replicas.append(Replica(self.arguments, dp_rank, self.on_death))
+            await runner.setup()
+            await web.SockSite(runner, listener).start()
+            starting = asyncio.ensure_future(self.wait_ready())
+            await self.ended.wait()
+            starting.cancel()
+        finally:
+            for replica in self.replicas:
+                replica.close()
+            stop([rank for replica in self.replicas for rank in replica.ranks])
+            await runner.cleanup()
+        return self.exit_code
+
+    def end(self, exit_code: int) -> None:
+        if not self.ended.is_set():
+            self.exit_code = exit_code
+            self.ended.set()
+
+    def on_death(self, name: str) -> None:
+        if not self.ended.is_set():
+            log.error("The process of rank %s has ended: the server stops.", name)
+            self.end(1)
+
+    async def wait_ready(self) -> None:
+        self.resolved = list(await asyncio.gather(*(replica.ready for replica in self.replicas)))
+        log.info("The server is fired up and ready to roll!")
+
+    async def health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.resolved else 503)
+
+    async def models(self, _: web.Request) -> web.Response:
+        model = {"id": self.arguments.model, "object": "model", "created": 0, "owned_by": "ddtree",
+                 "max_model_len": self.arguments.context_length}  # fmt: skip
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def server_info(self, _: web.Request) -> web.Response:
+        """The arguments as resolved. `tree_nodes` is what a tree really has, which equal servers share."""
+        resolved = self.resolved[0] if self.resolved else {}
+        info = {"version": __version__, **asdict(self.arguments), **resolved, "shape": asdict(self.shape)}
+        return web.json_response(info)
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """Counters and gauges in Prometheus' text form, summed over replicas."""
+        kinds = {
+            "prompt_tokens": ("counter", "prompt_tokens_total", "Prompt tokens taken."),
+            "generation_tokens": ("counter", "generation_tokens_total", "Output tokens made."),
+            "verify_steps": ("counter", "spec_verify_steps_total", "Trees verified, one a running request and step."),
+            "accepted_tokens": ("counter", "spec_accepted_tokens_total", "Draft tokens accepted."),
+            "running": ("gauge", "num_running_reqs", "Requests in the batch."),
+            "waiting": ("gauge", "num_queue_reqs", "Requests that wait for a slot."),
+        }
+        parts = [asdict(replica.counters) for replica in self.replicas] or [asdict(Counters())]
+        lines = []
+        for field, (kind, name, text) in kinds.items():
+            value = sum(part[field] for part in parts)
+            lines += [f"# HELP ddtree:{name} {text}", f"# TYPE ddtree:{name} {kind}", f"ddtree:{name} {value}"]
+        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        if not self.resolved:
+            return error(503, "the server is not ready", "service_unavailable")
+        try:
+            ask = read_ask(await request.json(), self.tokenizer, self.arguments, self.shape)
+        except json.JSONDecodeError as broken:
+            return error(400, f"the body is not JSON: {broken}")
+        except BadRequest as bad:
+            return error(400, str(bad))
+        answer = Answer(self, ask)
+        if ask.stream:
+            return await answer.stream(request)
+        return web.json_response(await answer.whole())
+
+
+class Answer:
+    """One completion on its way: from a replica's steps to JSON."""
+
+    def __init__(self, server: Server, ask: Ask) -> None:
+        self.server, self.ask = server, ask
+        self.text = Text(server.tokenizer)
+        self.completion_tokens = self.verify_steps = 0
+        self.head: dict[str, Any] = {}
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """The replica's steps. A client that leaves cancels this, and the request is aborted."""
+        ask, server = self.ask, self.server
+        replica = min(server.replicas, key=lambda replica: (len(replica.queues), replica.counters.prompt_tokens))
+        number, finish = next(Replica.numbers), None
+        seed = ask.seed if ask.seed is not None else hash((server.arguments.seed, number))
+        queue = replica.submit(number, ask.prompt, ask.max_tokens, ask.temperature, seed, ask.ignore_eos)
+        self.head = {"id": f"cmpl-{number}", "object": "text_completion", "created": int(time.time()),
+                     "model": server.arguments.model}  # fmt: skip
+        try:
+            while finish is None:
+                tokens, finish, self.verify_steps = await queue.get()
+                self.completion_tokens += len(tokens)
+                yield tokens, finish, self.verify_steps
+        finally:
+            replica.forget(number, finished=finish is not None)
+
+    def usage(self) -> dict[str, int]:
+        prompt = len(self.ask.prompt)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": prompt + self.completion_tokens,
+        }
+
+    def meta(self) -> dict[str, int]:
+        """Acceptance length is completion_tokens / spec_verify_ct; without a tree there is none."""
+        meta = self.usage()
+        if self.server.arguments.tree_budget:
+            meta["spec_verify_ct"] = self.verify_steps
+        return meta
+
+    def choice(self, text: str, finish: str | None) -> list[dict[str, Any]]:
+        return [{"index": 0, "text": text, "logprobs": None, "finish_reason": finish}]
+
+    async def whole(self) -> dict[str, Any]:
+        parts, why = [], None
+        async with aclosing(self.steps()) as steps:
+            async for tokens, finish, _ in steps:
+                parts.append(self.text.add(tokens, last=finish is not None))
+                why = finish
+        choices = self.choice("".join(parts), why)
+        return {**self.head, "choices": choices, "usage": self.usage(), "meta_info": self.meta()}
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        ask = self.ask
+        async with aclosing(self.steps()) as steps:
+            async for tokens, finish, _ in steps:
+                chunk = {**self.head, "choices": self.choice(self.text.add(tokens, last=finish is not None), finish)}
+                if ask.include_usage:
+                    chunk["usage"] = self.usage() if ask.continuous_usage else None
+                if finish:
+                    chunk["meta_info"] = self.meta()
+                await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        if ask.include_usage:
+            chunk = {**self.head, "choices": [], "usage": self.usage(), "meta_info": self.meta()}
+            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response

@@ -1,0 +1,189 @@
+"""One rank: a process that loads its shard and then leads a replica or follows its leader's plans."""
+
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autotune.ddtree import weights
+from autotune.ddtree.arguments import Arguments
+from autotune.ddtree.cache import Cache
+from autotune.ddtree.engine import Drafter, Engine, Request
+from autotune.ddtree.executor import Executor, Ranks
+from autotune.ddtree.model import Draft, Target, rotations
+from autotune.ddtree.parallel import free_bytes, join_ranks, pick_device, set_nvls
+from autotune.ddtree.processes import die_with, set_logging
+from autotune.ddtree.shape import Shape
+
+log = logging.getLogger("ddtree")
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A worker's place, and the descriptors that it was born with."""
+
+    arguments: str
+    parent: int
+    dp_rank: int
+    tp_rank: int
+    front: int
+    leader: int | None  # a follower's connection
+    followers: tuple[int, ...]  # a leader's connections
+    store_port: int
+    store_listener: int
+
+
+class Worker:
+    """Builds a rank stage by stage; every stage is logged, and raises where this device cannot honour a flag."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        self.arguments = Arguments.from_json(seat.arguments)
+        self.shape = Shape.load(Path(self.arguments.model))
+        torch.set_num_threads(self.arguments.threads)
+        log.info("Init device %s.", self.arguments.device)
+        self.device = pick_device(self.arguments.device, seat.dp_rank * self.arguments.tp_size + seat.tp_rank)
+        self.dtype: torch.dtype = getattr(torch, self.arguments.dtype)
+        self._join()
+        self._load()
+        self._allocate()
+        self._warm_up()
+
+    def _join(self) -> None:
+        size = self.arguments.tp_size
+        if size > 1 or self.arguments.enable_nccl_nvls:
+            log.info("Init torch distributed begin.")
+            start = time.monotonic()
+            set_nvls(self.arguments.enable_nccl_nvls, self.device, size)
+            join_ranks(self.seat.tp_rank, size, self.device, self.seat.store_port, self.seat.store_listener)
+            log.info("Init torch distributed end. elapsed=%.2f s", time.monotonic() - start)
+
+    def _load(self) -> None:
+        arguments, shape = self.arguments, self.shape
+        log.info("Load weight begin. avail mem=%.2f GB", free_bytes(self.device) / GIB)
+        start = time.monotonic()
+        if arguments.ep_size > 1:
+            raise ValueError(f"--ep-size {arguments.ep_size}: the model is dense, it has no experts to distribute")
+        tensors = weights.shard(weights.load(Path(arguments.model)), shape, self.seat.tp_rank, arguments.tp_size)
+        tensors = {name: tensor.to(self.device, self.dtype) for name, tensor in tensors.items()}
+        self.target, self.draft = Target(shape, tensors), Draft(shape, tensors)
+        log.info("Load weight end. elapsed=%.2f s, dtype=%s, avail mem=%.2f GB", time.monotonic() - start,
+                 arguments.dtype, free_bytes(self.device) / GIB)  # fmt: skip
+
+    def _allocate(self) -> None:
+        arguments, shape = self.arguments, self.shape
+        slots, capacity = arguments.max_running_requests, arguments.slot_tokens(shape)
+        drafts = arguments.tree_budget > 0 and self.seat.tp_rank == 0
+        layers = shape.layers / arguments.tp_size + (shape.draft_layers if drafts else 0)
+        row_bytes = int(2 * shape.width * layers * self.dtype.itemsize)
+        allowed = arguments.kv_cache_tokens or int(0.8 * free_bytes(self.device)) // row_bytes
+        if slots * capacity > allowed:
+            raise RuntimeError(
+                f"Not enough memory for the KV cache: --max-running-requests {slots} x {capacity} tokens "
+                f"(--context-length {arguments.context_length} and the tree) = {slots * capacity} tokens, but the "
+                f"cache may hold {allowed}. Try fewer requests or a shorter context."
+            )
+        factors = rotations(shape, capacity).to(self.device)
+        self.cache = Cache(shape.layers, slots, capacity, shape.heads // arguments.tp_size, factors, self.dtype)
+        self.drafter = None
+        if drafts:
+            cache = Cache(shape.draft_layers, slots, capacity, shape.heads, factors, self.dtype)
+            self.drafter = Drafter(self.draft, cache, arguments.draft_depth, arguments.tree_topk)
+        log.info("KV cache is allocated. #tokens: %d, size: %.3f GB", slots * capacity,
+                 slots * capacity * row_bytes / GIB)  # fmt: skip
+        needed = slots * (arguments.tree_budget + 1)
+        if needed > arguments.max_verify_tokens:
+            raise RuntimeError(
+                f"The verify buffer is too small: (--tree-budget {arguments.tree_budget} + 1) x {slots} running "
+                f"requests = {needed} tokens, but --max-verify-tokens is {arguments.max_verify_tokens}"
+            )
+        ranks = Ranks(arguments.tp_size, arguments.enable_allreduce_fusion)
+        followers = [Connection(descriptor) for descriptor in self.seat.followers]
+        self.executor = Executor(self.target, self.cache, ranks, arguments.max_verify_tokens, followers)
+
+    def _warm_up(self) -> None:
+        if self.seat.tp_rank:
+            return
+        arguments = self.arguments
+        log.info("Warmup begin.")
+        start = time.monotonic()
+        self.engine = Engine(
+            self.executor, self.drafter, arguments.tree_budget, self.shape.eos, arguments.corrupt_output
+        )
+        length = min(16, arguments.context_length // 2)
+        for number in range(min(2, arguments.max_running_requests)):
+            self.engine.submit(Request(-1 - number, [self.shape.eos] * length, length, 0.5, ignore_eos=True))
+        while self.engine.waiting or self.engine.running:
+            self.engine.step()
+        self.engine.verify_steps = self.engine.accepted_tokens = 0
+        log.info("Warmup end. elapsed=%.2f s", time.monotonic() - start)
+
+    def follow(self) -> None:
+        """Runs the leader's plans until it is gone."""
+        assert self.seat.leader is not None
+        leader = Connection(self.seat.leader)
+        while True:
+            self.executor.run(leader.recv())
+
+    def lead(self) -> None:
+        """Takes requests from the front process and sends back what each step gave, until the front is gone."""
+        front, engine = Connection(self.seat.front), self.engine
+        orders: dict[str, Callable[..., None]] = {
+            "add": lambda *values: engine.submit(Request(*values)),
+            "abort": engine.abort,
+        }
+        front.send(("ready", self.resolved()))
+        while True:
+            idle = not (engine.waiting or engine.running)
+            while front.poll(None if idle else 0):
+                order, *values = front.recv()
+                orders[order](*values)
+                idle = False
+            outputs = engine.step()
+            gauges = (len(engine.running), len(engine.waiting), engine.verify_steps, engine.accepted_tokens)
+            front.send(("step", [(o.id, o.tokens, o.finish, o.verify_steps) for o in outputs], gauges))
+
+    def resolved(self) -> dict[str, Any]:
+        """What the flags came to on this device."""
+        cuda = self.device.type == "cuda"
+        return {
+            "device": self.device.type,
+            "device_name": torch.cuda.get_device_name(self.device) if cuda else "cpu",
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+            "tree_nodes": self.engine.nodes,
+            "kv_cache_tokens": self.cache.slots * self.cache.capacity,
+            "kv_cache_bytes": self.cache.bytes,
+        }
+
+
+def main() -> None:
+    fields = json.loads(sys.argv[1])
+    seat = Seat(**{**fields, "followers": tuple(fields["followers"])})
+    die_with(seat.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    arguments = Arguments.from_json(seat.arguments)
+    set_logging(arguments.log_level, f" DP{seat.dp_rank} TP{seat.tp_rank}")
+    try:
+        worker = Worker(seat)
+        if seat.tp_rank:
+            worker.follow()
+        worker.lead()
+    except EOFError:
+        sys.exit(1)
+    except Exception:
+        log.exception("A rank hit an exception:")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""From a configuration to the exact command: the only place where flags are put together.
+
+    command = build(engine, space, server, values)
+
+Trials and exported scripts share the result, so what was measured is what is shipped. A configuration
+that the engine file cannot express raises UsageError: it is the space's or the file's fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+from autotune.engine.spec import PLACEHOLDER, Action, EngineSpec, matches, text
+from autotune.records import Config, UsageError, Value
+from autotune.space.space import Space
+
+
+class UnknownPlaceholder(UsageError):
+    """An engine file names something in braces that the space does not give."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """An argument vector and the environment variables set on top of the caller's own; `gpus` it uses."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    gpus: int = 1
+
+
+def build(engine: EngineSpec, space: Space, server: Config, *, host: str = "127.0.0.1", port: int | str = 0,
+          device: str = "auto", version: str | None = None) -> Command:
+    """The command that starts `server`, a server part of `space`, on `engine`.
+
+    Raises UsageError when the engine file does not know a parameter, a choice or a placeholder, or has
+    nothing for the engine's version.
+    """
+    values = variables(engine, space, server, host=host, port=port, device=device)
+    argv = [fill(part, values, engine.name) for part in engine.command]
+    env = {key: fill(value, values, engine.name) for key, value in engine.env.items()}
+    gpus = 1
+    for action in engine.args:
+        if matches(action.versions, version):
+            argv += [fill(arg, values, engine.name) for arg in action.args]
+            env.update({k: fill(v, values, engine.name) for k, v in action.env.items()})
+    for value, action in chosen(engine, space, server, values, version):
+        here = {**values, "value": text(value)}
+        argv += [fill(arg, here, engine.name) for arg in action.args]
+        env.update({k: fill(v, here, engine.name) for k, v in action.env.items()})
+        gpus *= gpus_of(action, value)
+    return Command(tuple(argv), env, gpus)
+
+
+def gpus_of(action: Action, value: Value) -> int:
+    """How many times more GPUs a choice takes. Raises UsageError for one that should be a number of them and is not."""
+    if action.gpus != "value":
+        return int(action.gpus)
+    if not text(value).isdecimal() or len(text(value)) > 6 or not int(value):
+        raise UsageError(f"{text(value)[:40]!r} is not a number of GPUs")
+    return int(value)
+
+
+def chosen(engine: EngineSpec, space: Space, server: Config, values: Mapping[str, str],
+           version: str | None) -> list[tuple[Value, Action]]:
+    """(choice, its action) for each parameter of a server part, defaults of the engine file among them."""
+    picked = {**defaults(engine, server, values),
+              **{p.name: server[p.name] for p in space.server_params if p.name in server}}
+    return [(value, choose(engine, name, value, version)) for name, value in picked.items()]
+
+
+def needed(action: Action, values: Mapping[str, str]) -> tuple[str, ...]:
+    """The flags of an action, and what else of the engine it needs."""
+    said = [PLACEHOLDER.sub(lambda match: values.get(match[1], ""), word) for word in (*action.args, *action.needs)]
+    return tuple(word for number, word in enumerate(said) if word.startswith("--") or number >= len(action.args))
+
+
+def defaults(engine: EngineSpec, server: Config, values: Mapping[str, str]) -> dict[str, Value]:
+    """The parameters that the engine file sets when a configuration does not have them."""
+    given = {name: spec.default for name, spec in engine.params.items() if name not in server}
+    return {name: fill(value, values, engine.name) if isinstance(value, str) else value
+            for name, value in given.items() if value is not None}
+
+
+def choose(engine: EngineSpec, name: str, value: Value, version: str | None) -> Action:
+    """The action for one choice under an engine version. Raises UsageError when there is none."""
+    spec = engine.params.get(name)
+    where = f"engine {engine.name}"
+    if spec is None:
+        raise UsageError(f"{where} does not know the parameter {name}; it has {', '.join(sorted(engine.params))}")
+    actions = spec.alternatives(value)
+    if actions is None:
+        raise UsageError(f"{where} does not know {name}={text(value)}; it has {', '.join(sorted(spec.choices))}")
+    for action in actions:
+        if matches(action.versions, version):
+            return action
+    raise UsageError(f"{where} cannot express {name}={text(value)} in version {version or 'unknown'} "
+                     f"(it can in {'; '.join(a.versions for a in actions)})")
+
+
+def variables(engine: EngineSpec, space: Space, server: Config, *, host: str, port: int | str,
+              device: str) -> dict[str, str]:
+    """What placeholders in an engine file may name."""
+    return {"host": host, "port": str(port), "device": device, "python": engine.python or sys.executable,
+            **engine.constants(space), **{f"config.{key}": text(value) for key, value in server.items()}}
+
+
+def fill(template: str, values: Mapping[str, str], engine: str) -> str:
+    """Replace {name}s. Only names are looked up: no attributes, indexes or expressions."""
+
+    def lookup(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise UnknownPlaceholder(f"engine {engine}: {{{match[1]}}} is not known here (model paths are set in the "
+                                     "space)")
+        return values[match[1]]
+
+    return PLACEHOLDER.sub(lookup, template)
+
+
+def shown(command: Command) -> str:
+    """One line for people: environment, then shell-quoted arguments."""
+    import shlex
+
+    env = [f"{key}={shlex.quote(value)}" for key, value in sorted(command.env.items())]
+    return " ".join([*env, shlex.join(command.argv)])
+
+
+def flags(argv: Sequence[str]) -> dict[str, str | None]:
+    """Arguments as a mapping from flag to its value (None: a switch), for config files and comparison."""
+    found: dict[str, str | None] = {}
+    rest = list(argv)
+    while rest:
+        item = rest.pop(0)
+        if item.startswith("--"):
+            name, equals, value = item.partition("=")
+            if equals:
+                found[name] = value
+            elif rest and not rest[0].startswith("--"):
+                found[name] = rest.pop(0)
+            else:
+                found[name] = None
+    return found

@@ -1,0 +1,114 @@
+"""What a dead tuner left running: recognised by our own records, never by name, and ended.
+
+A launch's folder holds owner.json (pids with start times, session, marker, boot) from its start and
+exit.json from its end. A record of another boot, or a pid with another start time, is not ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import signal
+import time
+
+from autotune.utils.files import read_plain
+
+WAIT_S = 15.0
+DAMAGED = (OSError, ValueError, KeyError, TypeError, RecursionError)
+"""What a record that is not there, or not as we write it, may raise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """What was ended for one launch folder: its name and how many processes."""
+
+    launch: str
+    processes: int
+
+
+def end_orphans(study_folder: pathlib.Path) -> list[Ended]:
+    """End whatever dead tuners of this study left running. Returns what was found alive."""
+    found = []
+    for folder in sorted((study_folder / "launches").glob("*")):
+        if not (folder / "exit.json").exists() and not tuner_lives(folder) and (count := end_launch(folder)):
+            found.append(Ended(folder.name, count))
+    return found
+
+
+def tuner_lives(folder: pathlib.Path) -> bool:
+    """Whether the tuner that started this launch still runs (on this boot): its servers are its own business."""
+    try:
+        owner = json.loads(read_plain(folder / "owner.json"))
+        return start_time(int(owner["tuner"])) == str(owner["tuner_started"]) and bool(owner["boot"] == boot_id())
+    except DAMAGED:
+        return False
+
+
+def boot_id() -> str:
+    """Identity of this boot: pids of another one mean nothing here."""
+    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def end_launch(folder: pathlib.Path) -> int:
+    """End every process of one launch; returns how many were alive. Waits for the keeper to do it first."""
+    try:
+        owner = json.loads(read_plain(folder / "owner.json"))
+        if owner["boot"] != boot_id():
+            return 0
+        keeper, keeper_started = int(owner["keeper"]), str(owner["keeper_started"])
+        session, marker, oldest = int(owner["session"]), str(owner["marker"]), int(owner["server_started"])
+    except DAMAGED:
+        return 0
+    first = members(session, marker, oldest)
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline and start_time(keeper) == keeper_started:
+        time.sleep(0.05)  # its control pipe is closed, so it is ending the server
+    if start_time(keeper) == keeper_started:
+        with contextlib.suppress(OSError):
+            _kill(keeper)
+    while alive := members(session, marker, oldest):
+        for pid in alive:
+            with contextlib.suppress(OSError):
+                _kill(pid)
+        time.sleep(0.02)
+    return len(first)
+
+
+def members(session: int, marker: str, oldest: int) -> set[int]:
+    """Live processes of a launch: in the server's session, or carrying its marker in their environment.
+
+    `oldest` is the server's start time in clock ticks: a process older than that is never a member.
+    """
+    found = set()
+    wanted = f"AUTOTUNE_LAUNCH={marker}".encode()
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_bytes()
+            fields = stat[stat.rindex(b")") + 2:].split()
+            if fields[0] == b"Z" or int(fields[19]) < oldest:
+                continue
+            if int(fields[3]) == session or wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.add(int(entry.name))
+        except (OSError, ValueError, IndexError):
+            continue
+    return found
+
+
+def start_time(pid: int) -> str | None:
+    """A process's start time in clock ticks since boot; None when it does not run."""
+    try:
+        stat = pathlib.Path("/proc", str(pid), "stat").read_bytes()
+        fields = stat[stat.rindex(b")") + 2:].split()
+    except (OSError, ValueError):
+        return None
+    return None if fields[0] == b"Z" else fields[19].decode()
+
+
+def _kill(pid: int) -> None:
+    import os
+
+    os.kill(pid, signal.SIGKILL)

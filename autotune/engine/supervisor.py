@@ -1,0 +1,304 @@
+"""The keeper: one small process between the tuner and a server, so that no orphan survives either of them.
+
+Run as `python -m autotune.engine.supervisor` in a session of its own (Ctrl-C reaches the tuner, which then closes
+our standard input); it reads one line of JSON from standard input: argv, env, cwd, folder, port, secrets, term_s,
+log_limit_bytes, tuner. With --apart it is a grandchild of who started it: Ray's processes kill their children on their
+way out, and a killed keeper would leave its server behind. It then
+
+- becomes the reaper of every descendant (Linux child subreaper), so children that leave the group or
+  are orphaned stay within its reach;
+- starts the server in a session of its own and pumps its output, redacted and bounded, to folder/server.log;
+- ends all of it when standard input closes (the tuner died, or said so) or on SIGTERM: SIGTERM first,
+  SIGKILL after `term_s`;
+- writes folder/owner.json at the start and folder/exit.json at the end, and exits 0.
+
+It imports only `autotune.utils.files` and `autotune.utils.redact`, which need no library: it must start fast and
+stay small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from typing import BinaryIO
+
+from autotune.utils.files import fresh, write_json
+from autotune.utils.redact import Redactor
+
+PR_SET_CHILD_SUBREAPER = 36
+FLUSH_S = 2.0
+TAIL_BYTES = 4 << 20
+KEY_BYTES = 16384
+"""No private key is longer; its lines wait for each other, so that they are hidden together."""
+LINE_BYTES = 65536
+"""A longer line is written in parts, cut where no secret is cut."""
+OVERLAP_BYTES = 4096
+TRIES = 15
+LONG = b"[autotune: %d bytes of a long line left out here]"
+LEFT_OUT = b"\n[autotune: %d bytes of the log left out here]\n"
+
+
+class BoundedLog:
+    """A log file of at most `limit` bytes: the first half whole, then a gap, then the newest lines."""
+
+    def __init__(self, path: pathlib.Path, limit: int, redactor: Redactor) -> None:
+        self.file: BinaryIO = fresh(path).open("wb", buffering=0)
+        self.head_limit = max(limit // 2, 4096)
+        self.tail_limit = min(self.head_limit, TAIL_BYTES)
+        self.redactor = redactor
+        self.head = self.dropped = self.tail_size = self.skipped = 0
+        self.tail: deque[bytes] = deque()
+        self.rest = b""
+        self.flushed = time.monotonic()
+
+    def write(self, data: bytes) -> None:
+        """Take raw output; whole lines are written, the rest waits for its end (at most LINE_BYTES).
+
+        What cannot be written (a full disk) is lost: the server must not notice.
+        """
+        if self.skipped:  # within a line that could not be cut
+            end = data.find(b"\n")
+            self.skipped += len(data) if end < 0 else end
+            if end < 0:
+                return
+            data, self.skipped = LONG % self.skipped + data[end:], 0
+        data = self.rest + data
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        begun = data.rfind(b"-----BEGIN ", 0, cut)
+        if begun >= 0 and b"PRIVATE KEY-----" in data[begun:begun + 60] and len(data) - begun < KEY_BYTES and \
+                data.find(b"-----END", begun, cut) < 0:  # hidden as a whole, once it is one
+            cut = max(data.rfind(b"\n", 0, begun), data.rfind(b"\r", 0, begun)) + 1
+        if cut == 0 and len(data) > LINE_BYTES:
+            cut = self._harmless_cut(data)
+            if not cut:
+                data, self.skipped = b"", len(data)
+        self.rest = data[cut:]
+        if cut:
+            self._lines(data[:cut])
+
+    def _harmless_cut(self, data: bytes) -> int:
+        """Where a long line may be cut: both parts cleaned are the whole cleaned, and what may be the beginning of a
+        secret waits in the second part. 0: nowhere."""
+        whole = self._clean(data)
+        step = max(OVERLAP_BYTES, 2 * self.redactor.longest)
+        for cut in range(len(data) - step, 0, -step)[:TRIES]:
+            if self._clean(data[:cut]) + self._clean(data[cut:]) == whole:
+                return cut
+        return 0
+
+    def _lines(self, lines: bytes) -> None:
+        if self.head < self.head_limit:
+            clean = self._clean(lines)
+            self.head += self._put(clean)
+            return
+        self.tail.append(lines)
+        self.tail_size += len(lines)
+        while self.tail_size > self.tail_limit and len(self.tail) > 1:
+            gone = len(self.tail.popleft())
+            self.tail_size -= gone
+            self.dropped += gone
+        self.flush(not_before_s=FLUSH_S)
+
+    def flush(self, not_before_s: float = 0.0) -> None:
+        """Bring the file up to date: head, gap, tail. Does nothing within `not_before_s` of the last time."""
+        if time.monotonic() - self.flushed < not_before_s:
+            return
+        self.flushed = time.monotonic()
+        if self.tail:
+            self.file.seek(self.head)
+            self._put((LEFT_OUT % self.dropped if self.dropped else b"") + self._clean(b"".join(self.tail)))
+            self.file.truncate()
+
+    def close(self) -> None:
+        self.rest += LONG % self.skipped if self.skipped else b""
+        if self.rest:
+            self._lines(self.rest)
+            self.rest = b""
+        self.flush()
+        self.file.close()
+
+    def _put(self, data: bytes) -> int:
+        """Write all of `data` as far as there is room; returns how much was written."""
+        done = 0
+        with contextlib.suppress(OSError):
+            while done < len(data):
+                done += self.file.write(memoryview(data)[done:]) or 0
+        return done
+
+    def _clean(self, lines: bytes) -> bytes:
+        return self.redactor.text(lines.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+def descendants() -> set[int]:
+    """Pids of every live descendant of this process, from /proc (Linux)."""
+    parents: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                stat = pathlib.Path("/proc", entry, "stat").read_bytes()
+                parents.setdefault(int(stat[stat.rindex(b")") + 2:].split()[1]), []).append(int(entry))
+    found: set[int] = set()
+    todo = [os.getpid()]
+    while todo:
+        for child in parents.get(todo.pop(), []):
+            if child not in found:
+                found.add(child)
+                todo.append(child)
+    return found
+
+
+def reap() -> dict[int, int]:
+    """Collect ended children: pid -> return code as subprocess counts it (negative: killed by that signal)."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended[pid] = os.waitstatus_to_exitcode(status)
+    return ended
+
+
+def end_all(term_s: float, main_pid: int) -> dict[int, int]:
+    """End every descendant: SIGTERM, then SIGKILL after `term_s`. Returns what was reaped."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        os.killpg(main_pid, signal.SIGTERM)
+    deadline = time.monotonic() + term_s
+    while alive := descendants():
+        if time.monotonic() > deadline:
+            for pid in alive:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        elif main_pid not in alive:
+            for pid in alive:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGTERM)
+        time.sleep(0.02)
+        ended.update(reap())
+    ended.update(reap())
+    return ended
+
+
+def started(pid: int) -> str:
+    """A process's start time as the kernel counts it: with the pid, and until reboot, an identity."""
+    stat = pathlib.Path("/proc", str(pid), "stat").read_bytes()
+    return stat[stat.rindex(b")") + 2:].split()[19].decode()
+
+
+def keep(order: dict[str, object], control: int) -> int:
+    """Run one server to its end; see the module's docstring."""
+    tuner = int(str(order["tuner"]))
+    tuner_started = started(tuner)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    folder = pathlib.Path(str(order["folder"]))
+    log = BoundedLog(folder / "server.log", int(str(order["log_limit_bytes"])),
+                     Redactor(order["secrets"]))  # type: ignore[arg-type]
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    asked_to_end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked_to_end.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        server = subprocess.Popen(order["argv"], cwd=str(order["cwd"]), env=order["env"],  # type: ignore[call-overload]
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  start_new_session=True)
+    except (OSError, ValueError) as error:  # a null character in an argument, an = in a variable's name
+        log.write(f"autotune: cannot start the server: {error}\n".encode())
+        log.close()
+        _tell(folder / "exit.json", {"exit_status": 127, "ended_by": "start", "left": 0})
+        return 0
+    output = server.stdout
+    assert output is not None
+    ended: dict[int, int] = {}
+    ended_by = "itself"
+    left = 0
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        write_json(folder / "owner.json", {
+            "boot": boot, "keeper": os.getpid(), "keeper_started": started(os.getpid()),
+            "tuner": tuner, "tuner_started": tuner_started,
+            "server": server.pid, "server_started": started(server.pid), "session": server.pid,
+            "marker": order["env"]["AUTOTUNE_LAUNCH"], "port": order.get("port"),  # type: ignore[index]
+        })
+        sources = [control, wake_read, output.fileno()]
+        while server.pid not in ended:
+            for source in select.select(sources, [], [], FLUSH_S)[0]:
+                data = os.read(source, 65536)
+                if source == output.fileno():
+                    log.write(data) if data else sources.remove(source)
+                elif source == control and not data:
+                    asked_to_end.set()
+                    sources.remove(control)
+            log.flush(not_before_s=FLUSH_S)
+            ended.update(reap())
+            if asked_to_end.is_set():
+                ended_by = "tuner"
+                break
+    except OSError as error:  # a server that could not be found again is not kept
+        ended_by = f"keeper: {error}"
+    finally:
+        drained = threading.Thread(target=drain, args=(output, log), daemon=True)
+        drained.start()
+        left = len(descendants() - {server.pid})
+        ended.update(end_all(float(str(order["term_s"])), server.pid))
+    drained.join(5)
+    log.close()
+    _tell(folder / "exit.json", {"exit_status": ended.get(server.pid), "ended_by": ended_by,
+                                 "left": left if ended_by == "itself" else 0})
+    return 0
+
+
+def _tell(path: pathlib.Path, value: object) -> None:
+    """Write how it ended; without room for that the tuner does not know the exit status, which is all that is lost."""
+    with contextlib.suppress(OSError):
+        write_json(path, value)
+
+
+def drain(output: BinaryIO, log: BoundedLog) -> None:
+    """Read what is still coming until every writer has closed the pipe."""
+    with contextlib.suppress(OSError, ValueError):
+        while data := os.read(output.fileno(), 65536):
+            log.write(data)
+
+
+def step_apart() -> None:
+    """Go on in a child of our own; what stays behind only waits for it, and may be killed."""
+    child = os.fork()
+    if child:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os._exit(max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+
+
+def main() -> int:
+    if "--apart" in sys.argv[1:]:
+        step_apart()
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 65536)
+        if not byte:
+            return 1
+        line += byte
+    order = json.loads(line)
+    try:
+        return keep(order, 0)
+    except Exception as error:  # whatever it is, the tuner learns that it is no fault of the configuration
+        _tell(pathlib.Path(order["folder"]) / "exit.json", {
+            "exit_status": None, "ended_by": f"keeper: {type(error).__name__}: {error}", "left": 0})
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

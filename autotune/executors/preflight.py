@@ -1,0 +1,236 @@
+"""What this host lacks, said before anything starts; why each choice can or cannot run here; how many run at once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import time
+from collections.abc import Sequence
+
+from autotune.config.settings import Settings
+from autotune.engine.command import Command, UnknownPlaceholder, build, choose, chosen, gpus_of, needed, variables
+from autotune.engine.flags import lacking
+from autotune.engine.host import Gpus, engine_version, gpu_users, installed, interpreter_problem, visible_gpus
+from autotune.engine.spec import EngineSpec, matches, text
+from autotune.executors.topology import of_cores
+from autotune.loadgen.prompts import read_prompts
+from autotune.power.meter import MeterUnavailable, Powered
+from autotune.power.registry import open_meter
+from autotune.records import Config, UsageError, Value
+from autotune.space.constraints import Rule
+from autotune.space.space import Space
+
+SETTLE_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One choice of one parameter, whether it can run here, and why not."""
+
+    param: str
+    value: Value
+    problems: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preflight:
+    """`problems` keep the baseline, or the configuration asked for, from running here; every choice has its own."""
+
+    command: Command
+    version: str | None
+    gpus: Gpus
+    problems: tuple[str, ...]
+    choices: tuple[Choice, ...]
+    barred: tuple[Rule, ...] = ()
+    """Each choice that cannot run here: never to be launched only to fail."""
+
+
+def check(settings: Settings, config: Config | None = None) -> Preflight:
+    """Look at this host for a space and one of its configurations; None: the baseline.
+
+    Raises UsageError when space and engine file do not fit each other.
+    """
+    space, engine = settings.space, settings.engine
+    version = engine_version(engine)
+    gpus = visible_gpus()
+    server = space.split(space.baseline if config is None else config)[0]
+    command = build(engine, space, server, port="PORT", device=settings.device, version=version)
+    refuse_unknown_placeholders(settings, server, version)
+    problems = host_problems(settings, gpus, version) + missing_files(settings, [*command.argv, *command.env.values()])
+    problems += server_lacks(settings, server, version)
+    if config is not None and (reason := space.forbidden(config)) is not None:
+        problems.append(f"it is never launched: {reason}")
+    if len(gpus.gpus) >= int(space.needs.get("gpus", 0)):
+        problems += gpu_problem(command.gpus, gpus, settings)
+    choices = []
+    for param in space.server_params:
+        for value in param.choices:
+            found = choice_problems(settings, param.name, value, gpus, version)
+            choices.append(Choice(param.name, value, tuple(found)))
+    return Preflight(command, version, gpus, tuple(problems), tuple(choices), barred(space, choices))
+
+
+def barred(space: Space, choices: Sequence[Choice]) -> tuple[Rule, ...]:
+    """A rule for every choice that cannot run here and that no rule forbids yet."""
+    return tuple(Rule({c.param: (c.value,)}, "; ".join(c.problems)) for c in choices
+                 if c.problems and space.forbidden({c.param: c.value}) is None)
+
+
+def refuse_unknown_placeholders(settings: Settings, server: Config, version: str | None) -> None:
+    """Raises UsageError for a choice whose command could not be made: a study would end in the middle of it."""
+    space = settings.space
+    some = {p.name: p.choices[0] for p in space.server_params} | dict(server)
+    for param in space.server_params:
+        for value in param.choices:
+            try:
+                build(settings.engine, space, {**some, param.name: value}, port="PORT", device=settings.device,
+                      version=version)
+            except UnknownPlaceholder as error:
+                raise UsageError(f"{param.name}={text(value)}: {error}") from None
+            except UsageError:  # a choice that this version lacks: `choice_problems` says so
+                continue
+
+
+def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[str]:
+    """What is missing for every configuration."""
+    engine, needs = settings.engine, settings.space.needs
+    found = [problem for problem in [interpreter_problem(engine)] if problem]
+    there = installed(engine)
+    if there.asked and ((engine.package is not None and version is None) or not there.found):
+        found.append(f"{engine.package or engine.command[2]} is not installed in {engine.python or 'this Python'} "
+                     "(install it, or set engine.python to the interpreter that has it)")
+    count = int(needs.get("gpus", 0))
+    if count and len(gpus.gpus) < count:
+        found.append(f"the space needs {count} GPUs, {len(gpus.gpus)} visible"
+                     + (f": {gpus.why_none}" if gpus.why_none else ""))
+    name = str(needs.get("gpu_name", ""))
+    if name and gpus.gpus and not all(name.lower() in g.name.lower() for g in gpus.gpus):
+        found.append(f"the space needs {name} GPUs, here are {', '.join(sorted({g.name for g in gpus.gpus}))}")
+    memory = float(needs.get("gpu_memory_gib", 0))
+    small = [g for g in gpus.gpus if g.memory_gib < memory]
+    if small:
+        found.append(f"the space needs {memory:g} GiB a GPU, here are {small[0].memory_gib:.0f} GiB")
+    if settings.device == "cuda" and not gpus.gpus:
+        found.append(f"device=cuda, but no GPU is visible{f': {gpus.why_none}' if gpus.why_none else ''}")
+    if settings.device != "cpu":
+        found += [f"{user}: autotune measures on idle GPUs only (CUDA_VISIBLE_DEVICES chooses others)"
+                  for user in lasting_users(gpus, min(SETTLE_S, settings.server.gpu_free_s))]
+    return found + input_problems(settings, gpus)
+
+
+def server_lacks(settings: Settings, server: Config, version: str | None) -> list[str]:
+    """What a server part passes to the engine and the installed one does not know."""
+    engine, values = settings.engine, placeholders(settings, server)
+    actions = [action for action in engine.args if matches(action.versions, version)]
+    actions += [action for _, action in chosen(engine, settings.space, server, values, version)]
+    return [f"{problem}: engine {engine.name} is for a build that does (install that, or choose the engine file of "
+            "yours)" for problem in lacks(engine, [word for action in actions for word in needed(action, values)])]
+
+
+def lacks(engine: EngineSpec, wanted: Sequence[str]) -> list[str]:
+    """One sentence on those of these flags and names that the installed engine does not know, if there are any."""
+    unknown = lacking(engine, wanted)
+    build = " ".join(filter(None, [engine.package, installed(engine).version]))
+    return [f"the installed {build} does not know {', '.join(unknown)}"] if unknown else []
+
+
+def placeholders(settings: Settings, server: Config) -> dict[str, str]:
+    """What the engine file's placeholders stand for in a server part."""
+    return variables(settings.engine, settings.space, server, host="HOST", port="PORT", device=settings.device)
+
+
+def missing_files(settings: Settings, words: Sequence[str]) -> list[str]:
+    """Local paths of models that these words of a command name, and that are not there."""
+    return [f"model.{key}: {path} does not exist (set space.model.{key}=/path)"
+            for key, path in settings.space.model.items()
+            if ("/" in path or path.startswith(".")) and looks_local(path) and not pathlib.Path(path).exists()
+            and any(path in word for word in words)]
+
+
+def lasting_users(gpus: Gpus, wait_s: float) -> list[str]:
+    """Who still uses these GPUs after `wait_s` seconds: memory of a process that just ended is given back late."""
+    deadline = time.monotonic() + wait_s
+    while (users := gpu_users(gpus)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return users
+
+
+def input_problems(settings: Settings, gpus: Gpus) -> list[str]:
+    """What a study would stop at later: a file of prompts that is not there, a meter that does not work here."""
+    found = []
+    path = settings.workload.prompt_source().path
+    if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
+        found.append(f"workload.prompts: {path} is not a file that can be read")
+    elif path is not None:
+        read_prompts(path)  # what is wrong in it is said before anything is launched
+    if settings.power.source not in ("auto", "none"):
+        uuids = () if settings.device == "cpu" else tuple(g.uuid for g in gpus.gpus[:1])
+        try:
+            open_meter(settings.power, Powered(os.getpid(), uuids))
+        except MeterUnavailable as error:
+            found.append(f"power={settings.power.source}: {error}")
+    return found
+
+
+def looks_local(path: str) -> bool:
+    """Whether a model is given as a path (and not as the name of a repository on a hub, ORG/NAME)."""
+    return path.startswith(("/", ".", "~")) or path.count("/") != 1
+
+
+def gpu_problem(wanted: int, gpus: Gpus, settings: Settings) -> list[str]:
+    """A configuration that multiplies to more GPUs than there are, on an engine that runs on GPUs."""
+    on_gpus = settings.space.needs.get("gpus") or (
+        settings.engine.vars.get("device") == "cuda" and settings.device != "cpu")
+    if not on_gpus or wanted <= len(gpus.gpus):
+        return []
+    return [f"needs {wanted} GPU{'s' if wanted > 1 else ''}, {len(gpus.gpus)} visible"]
+
+
+def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, version: str | None) -> list[str]:
+    """Why one choice cannot run here."""
+    try:
+        action = choose(settings.engine, name, value, version)
+        wanted = gpus_of(action, value)
+    except UsageError as error:
+        return [str(error)]
+    ray = settings.executor.kind == "ray"  # where this host sees only the GPUs that a launch like the baseline's gets
+    problems = gpu_problem(wanted, gpus, settings) if wanted > 1 and not ray else []
+    problems += lacks(settings.engine, needed(action, placeholders(settings, {name: value})))
+    paths = {f"{{model.{key}}}": path for key, path in settings.space.model.items()}
+    problems += missing_files(settings, [paths[word] for word in [*action.args, *action.env.values()] if word in paths])
+    alone = [rule.because for rule in settings.space.rules if set(rule.when) == {name} and rule.matches({name: value})]
+    return problems + [because for because in alone if because not in problems]
+
+
+def side_by_side(settings: Settings, gpus: Gpus, version: str | None) -> int:
+    """Most launches at once that `parallel.slots` asks for on this host.
+
+    Raises UsageError or HostCannotRun when it has not so many GPUs or cores.
+    """
+    asked, count = settings.parallel.count, len(gpus.gpus) if settings.device != "cpu" else 0
+    if asked == 1 or not count:
+        return len(of_cores(asked).units) if asked not in (1, None) else 1
+    fewest = fewest_gpus(settings, version)
+    if asked is not None and asked > count // fewest:
+        raise UsageError(f"parallel.slots={asked}: {count} GPU{'s' if count > 1 else ''} take at most "
+                         f"{count // fewest} launches of {fewest} side by side")
+    return asked or max(1, count // fewest)
+
+
+def fewest_gpus(settings: Settings, version: str | None) -> int:
+    """GPUs of the smallest configuration of the space."""
+    space, engine = settings.space, settings.engine
+    baseline = space.split(space.baseline)[0]
+    count = build(engine, space, baseline, device=settings.device, version=version).gpus
+    for param in space.server_params:
+        sizes = []
+        for value in param.choices:
+            with contextlib.suppress(UsageError):  # what this version cannot express is not launched
+                action = choose(engine, param.name, value, version)
+                sizes.append(gpus_of(action, value))
+                if value == baseline.get(param.name):
+                    count //= sizes[-1]
+        count *= min(sizes, default=1) if param.name in baseline else 1
+    return max(1, count)

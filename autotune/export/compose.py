@@ -1,0 +1,76 @@
+"""A Docker Compose file (Compose specification). Set IMAGE; HOST, PORT and model folders have defaults."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from autotune.export import containers
+from autotune.export.deployment import Deployment, Parameter, Ref, Word
+from autotune.export.header import comment
+from autotune.export.quoted_yaml import dump
+from autotune.utils.text import slug
+
+ASK = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)"
+SAFE_DEFAULT = re.compile(r"[A-Za-z0-9_./:@,+-]+\Z")
+"""Text that can stand as the default of a `${NAME:-default}`; Compose has no escape for `}` there."""
+
+
+def render(deployment: Deployment) -> str:
+    """The file as text."""
+    mounts = containers.mounts(deployment)
+    inside = {"HOST": "0.0.0.0", "PORT": str(containers.PORT), **{m.parameter.name: m.inside for m in mounts}}
+
+    def word(value: Word) -> str:
+        return "".join(_reference(deployment, part, inside) if isinstance(part, Ref) else _literal(part)
+                       for part in value)
+
+    health = f"http://127.0.0.1:{containers.PORT}{deployment.health}"
+    service: dict[str, Any] = {
+        "image": f"${{IMAGE:?set IMAGE to an image that has {containers.image(deployment)}}}",
+        "entrypoint": [word(w) for w in deployment.argv],
+        "command": [],
+        "ports": [f"${{HOST:-127.0.0.1}}:${{PORT:-{containers.PORT}}}:{containers.PORT}"],
+        "healthcheck": {"test": ["CMD", f"${{PYTHON:-{containers.PYTHON}}}", "-c", ASK, _literal(health)],
+                        "interval": "10s", "timeout": "10s", "retries": 3,
+                        "start_period": f"{containers.start_limit_s(deployment)}s"},
+        "restart": "unless-stopped",
+        "stop_grace_period": f"{containers.stop_limit_s(deployment)}s",
+        "init": True,
+    }
+    if deployment.env:
+        service["environment"] = {name: word(value) for name, value in deployment.env.items()}
+    if mounts:
+        service["volumes"] = [{"type": "bind", "source": _default(m.parameter), "target": m.inside, "read_only": True}
+                              for m in mounts]
+    if deployment.gpus:
+        service |= {"ipc": "host", "ulimits": {"memlock": -1, "stack": 67108864},
+                    "deploy": {"resources": {"reservations": {"devices": [
+                        {"driver": "nvidia", "count": deployment.gpus, "capabilities": ["gpu"]}]}}}}
+    usage = [f"# Start: IMAGE=... docker compose -f FILE up -d   (IMAGE needs {containers.image(deployment)})",
+             "# HOST and PORT say where the host listens; model folders can be replaced by "
+             f"{', '.join(m.parameter.name for m in mounts) or 'variables of the same kind (none here)'}.", ""]
+    return "\n".join([comment(deployment), *usage]) + dump({"services": {slug(deployment.study): service}})
+
+
+def _reference(deployment: Deployment, ref: Ref, inside: dict[str, str]) -> str:
+    if ref.name in inside:
+        return inside[ref.name]
+    if ref.name in deployment.secrets:
+        return f"${{{ref.name}:?set {ref.name}}}"
+    if ref.name == "PYTHON":
+        return f"${{PYTHON:-{containers.PYTHON}}}"
+    parameter = deployment.parameter(ref.name)
+    assert parameter is not None
+    return _default(parameter)
+
+
+def _default(parameter: Parameter) -> str:
+    """`${NAME:-default}`, or the bare value where Compose could not read it as a default."""
+    if SAFE_DEFAULT.match(parameter.default):
+        return f"${{{parameter.name}:-{parameter.default}}}"
+    return _literal(parameter.default)
+
+
+def _literal(text: str) -> str:
+    return text.replace("$", "$$")

@@ -1,0 +1,107 @@
+"""Kubernetes objects: a ConfigMap of parameters, a Deployment with probes, a Service. Secrets are references.
+
+Kubernetes expands `$(NAME)` in commands and variables itself; `$$(` stands for a literal `$(`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from autotune.export import containers
+from autotune.export.deployment import Deployment, Ref, Word
+from autotune.export.header import comment
+from autotune.export.quoted_yaml import dump
+from autotune.utils.text import slug
+
+PROBE_S = 10
+
+
+def render(deployment: Deployment) -> str:
+    """The objects as one YAML stream."""
+    name = slug(deployment.study)
+    labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "autotune"}
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels},
+              "data": _parameters(deployment)}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "labels": labels},
+               "spec": {"selector": {"app.kubernetes.io/name": name},
+                        "ports": [{"name": "http", "port": containers.PORT, "targetPort": "http"}]}}
+    usage = [f"# Before kubectl apply: set the image (needs {containers.image(deployment)}) and the folders of the "
+             "hostPath volumes."]
+    if deployment.secrets:
+        usage.append(f"# Secrets: kubectl create secret generic {name}-secrets "
+                     + " ".join(f"--from-literal={s}=..." for s in deployment.secrets))
+    return "\n".join([comment(deployment), *usage, ""]) + dump(config, _deployment(deployment, name, labels), service)
+
+
+def _parameters(deployment: Deployment) -> dict[str, str]:
+    """What the ConfigMap holds: the parameters as they are inside the container."""
+    inside = {m.parameter.name: m.inside for m in containers.mounts(deployment)}
+    fixed = {"HOST": "0.0.0.0", "PORT": str(containers.PORT), "PYTHON": containers.PYTHON}
+    return {p.name: fixed.get(p.name) or inside.get(p.name) or p.default for p in deployment.parameters
+            if p.name != "WORKDIR"}
+
+
+def _deployment(deployment: Deployment, name: str, labels: dict[str, str]) -> dict[str, Any]:
+    facts = dict(deployment.facts)
+    notes = {f"autotune/{label.lower()}": facts[label] for label in ("Study", "Trial", "Measured", "Energy", "Verdict")
+             if label in facts}
+    if deployment.warning:
+        notes["autotune/warning"] = deployment.warning
+    mounts = containers.mounts(deployment)
+    volumes: list[dict[str, Any]] = [
+        {"name": _volume(m.inside), "hostPath": {"path": m.parameter.default, "type": "Directory"}} for m in mounts]
+    inside = [{"name": _volume(m.inside), "mountPath": m.inside, "readOnly": True} for m in mounts]
+    container: dict[str, Any] = {
+        "name": "server", "image": _image(deployment), "command": [_word(w) for w in deployment.argv],
+        "env": _environment(deployment, name),
+        "ports": [{"name": "http", "containerPort": containers.PORT}],
+        "startupProbe": _probe(deployment, math.ceil(containers.start_limit_s(deployment) / PROBE_S)),
+        "readinessProbe": _probe(deployment, 3), "livenessProbe": _probe(deployment, 6),
+        "securityContext": {"allowPrivilegeEscalation": False},
+    }
+    if deployment.gpus:
+        container["resources"] = {"limits": {"nvidia.com/gpu": str(deployment.gpus)}}
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
+        inside.append({"name": "shm", "mountPath": "/dev/shm", "readOnly": False})
+    pod: dict[str, Any] = {"automountServiceAccountToken": False,
+                           "terminationGracePeriodSeconds": containers.stop_limit_s(deployment),
+                           "containers": [container]}
+    if volumes:
+        container["volumeMounts"] = inside
+        pod["volumes"] = volumes
+    return {"apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {"name": name, "labels": labels, "annotations": notes},
+            "spec": {"replicas": 1, "strategy": {"type": "Recreate"},
+                     "selector": {"matchLabels": {"app.kubernetes.io/name": name}},
+                     "template": {"metadata": {"labels": labels}, "spec": pod}}}
+
+
+def _environment(deployment: Deployment, name: str) -> list[dict[str, Any]]:
+    """Parameters and secrets first, since `$(NAME)` sees only what stands before it."""
+    found: list[dict[str, Any]] = [
+        {"name": key, "valueFrom": {"configMapKeyRef": {"name": name, "key": key}}} for key in _parameters(deployment)]
+    found += [{"name": key, "valueFrom": {"secretKeyRef": {"name": f"{name}-secrets", "key": key}}}
+              for key in deployment.secrets]
+    found += [{"name": key, "value": _word(value)} for key, value in deployment.env.items() if value != (Ref(key),)]
+    return found
+
+
+def _word(value: Word) -> str:
+    return "".join(f"$({part.name})" if isinstance(part, Ref) else part.replace("$(", "$$(") for part in value)
+
+
+def _probe(deployment: Deployment, failures: int) -> dict[str, Any]:
+    return {"httpGet": {"path": deployment.health, "port": "http"}, "periodSeconds": PROBE_S, "timeoutSeconds": 5,
+            "failureThreshold": failures}
+
+
+def _image(deployment: Deployment) -> str:
+    """A name to replace: it says what the image must hold."""
+    version = re.sub(r"[^A-Za-z0-9_.-]", "-", deployment.version or "set-a-tag")
+    return f"{re.sub(r'[^a-z0-9._-]', '-', (deployment.package or deployment.engine).lower())}:{version}"
+
+
+def _volume(inside: str) -> str:
+    return "model-" + re.sub(r"[^a-z0-9]+", "-", inside.removeprefix("/models/")).strip("-")

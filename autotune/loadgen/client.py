@@ -1,0 +1,160 @@
+"""The tuner's end of the load client: starts its process, follows its counters, takes its replies."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+import autotune
+from autotune.loadgen.result import Reply, unpacked
+from autotune.loadgen.spec import LoadOrder
+from autotune.records import AutotuneError
+
+STOP_S = 60.0
+DRAIN_S = 2.0  # between two readings of counters, long before they fill the pipe
+
+
+class ClientDied(AutotuneError):
+    """The load client's process ended by itself, or was killed: no server's fault."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """Counters of a running load at `t` (CLOCK_MONOTONIC seconds).
+
+    `counted` tokens are the server's own running counts, of streams that are read late with what they are taken to have
+    got since; `events` come from streams without them, of which
+    each stands for `ratio` tokens as far as finished requests tell. `wait_s` is the time that the client was
+    ready to run and did not, None where the system does not say.
+    """
+
+    t: float
+    counted: float
+    events: int
+    ratio: float
+    in_flight: int
+    finished: int
+    kinds: Mapping[str, int]
+    details: Mapping[str, str]
+    cpu_s: float
+    wait_s: float | None
+
+    @property
+    def tokens(self) -> float:
+        return self.counted + self.events * self.ratio
+
+    @property
+    def errors(self) -> int:
+        """Failed requests; retries and late arrivals are not failures."""
+        return sum(n for kind, n in self.kinds.items() if kind not in ("retry", "late"))
+
+
+class LoadClient:
+    """A running load. Use as a context manager: the process is gone at the end, whatever happened."""
+
+    def __init__(self, order: LoadOrder) -> None:
+        self.order = order
+        self.ticks: list[Tick] = []
+        self._buffer = b""
+
+    def __enter__(self) -> LoadClient:
+        self._stderr = tempfile.TemporaryFile()
+        root = str(pathlib.Path(autotune.__file__).parent.parent)
+        path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
+        self._process = subprocess.Popen([sys.executable, "-m", "autotune.loadgen.process"], stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, stderr=self._stderr,
+                                         env={**os.environ, "PYTHONPATH": path})
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._out = self._process.stdout.fileno()
+        self._gone = select.poll()
+        self._gone.register(self._out, 0)  # of its end only, so that no counter wakes this process
+        try:
+            self._process.stdin.write(self.order.to_json().encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            self._fail()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with _quiet():
+                    pipe.close()
+        self._stderr.close()
+
+    def wait(self, seconds: float) -> Tick | None:
+        """Follow the load for `seconds`; returns the latest counters. Raises AutotuneError when the client died."""
+        end = time.monotonic() + seconds
+        while True:
+            left = end - time.monotonic()
+            self._gone.poll(1000 * max(0.0, min(left, DRAIN_S)))
+            while select.select([self._out], [], [], 0.0)[0]:
+                self._take()
+            if left <= 0:
+                return self.ticks[-1] if self.ticks else None
+
+    def stop(self) -> list[Reply]:
+        """End the load and return every request of it, those still in flight included."""
+        assert self._process.stdin is not None
+        with _quiet():
+            self._process.stdin.write(b"stop\n")
+            self._process.stdin.flush()
+        end = time.monotonic() + STOP_S
+        while True:
+            line = self._line()
+            if line is None:
+                if time.monotonic() > end:
+                    raise AutotuneError(f"the load client did not stop within {STOP_S:g} s")
+                select.select([self._out], [], [], 0.5)
+                self._read()
+                continue
+            row = json.loads(line)
+            if "final" not in row:
+                self.ticks.append(Tick(**row))
+                continue
+            while len(self._buffer) < row["final"]:
+                self._read()
+            return unpacked(row["replies"], self._buffer[:row["final"]])
+
+    def _take(self) -> None:
+        self._read()
+        while (line := self._line()) is not None:
+            self.ticks.append(Tick(**json.loads(line)))
+
+    def _line(self) -> bytes | None:
+        line, end, rest = self._buffer.partition(b"\n")
+        if not end:
+            return None
+        self._buffer = rest
+        return line
+
+    def _read(self) -> None:
+        data = os.read(self._out, 1 << 20)
+        if not data:
+            self._fail()
+        self._buffer += data
+
+    def _fail(self) -> None:
+        self._process.wait()
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
+        raise ClientDied(f"the load client ended with status {self._process.returncode}"
+                            + (f": {lines[-1]}" if lines else ""))
+
+
+def _quiet() -> contextlib.suppress:
+    return contextlib.suppress(OSError)

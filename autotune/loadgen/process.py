@@ -1,0 +1,188 @@
+"""The load client's own process: when to read, send, give up and report, around the requests in flight (`exchanges`).
+
+`python -m autotune.loadgen.process` reads a `LoadOrder` as one line of JSON from standard input, sends until it reads
+another line or the end of input there, writes a JSON line of counters (a tick) every 0.2 s to standard output and,
+when told to stop, the replies: a JSON line of them and, raw, the arrays of their events. A process of its own, so that
+neither the tuner's threads nor its garbage collector delay a time stamp; nothing heavy is imported. `client.LoadClient`
+is the other end.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections import deque
+from typing import Any, BinaryIO
+
+from autotune.loadgen import sockets
+from autotune.loadgen.connections import Exchanges
+from autotune.loadgen.result import packed
+from autotune.loadgen.spec import LoadOrder
+
+TICK_S = 0.2
+TIMERS_S = 0.5  # between two looks at the time limits of requests, which are tens of seconds
+REFILL_S = 0.002  # that a tick may make requests ahead for
+FEW = 16
+SHORT = 16  # bytes: a read that may be the rest of an answer's end
+
+
+class Load:
+    """Keeps the requests of a `LoadOrder` in flight until told to stop."""
+
+    def __init__(self, order: LoadOrder, commands: int, out: BinaryIO) -> None:
+        self.load, self.commands, self.out = order.load, commands, out
+        self.exchanges = Exchanges(order)
+        self.rate = order.load.rate_per_s
+        self.arrivals: deque[float] = deque()  # open loop: requests due that found no free connection
+        self.next_arrival = time.monotonic() if self.rate else float("inf")
+        self.arrival_rng = random.Random(f"{order.load.seed}/arrivals")
+        self.gather_s = 0.0
+        self.stopping = False
+
+    def run(self) -> None:
+        """Send until told to stop, then report. Returns when the parent has everything, or is gone."""
+        work = self.exchanges
+        work.poller.register(self.commands, select.POLLIN)
+        work.source.prepare(len(work.slots) if self.rate is None else 1)
+        next_tick = next_timers = now = time.monotonic()
+        if self.rate is None:
+            for idle in work.slots:
+                work.start(idle, now)
+        by_fd, digest = work.by_fd, work.digest
+        while not self.stopping:
+            events = self._wait(min(next_tick, self.next_arrival))
+            now = time.monotonic()
+            for fd, mask in events:
+                slot = by_fd.get(fd)
+                if slot is None:
+                    if fd == self.commands:
+                        self._command()
+                elif slot.plain:  # the hot path: a stream that goes on
+                    try:
+                        data, arrived = slot.receive()
+                    except OSError as error:
+                        work.failed_read(slot, now, error)
+                        continue
+                    slot.parts.append(data)
+                    slot.stamps.append(arrived)
+                    if slot.wait > 1 or len(data) < SHORT or data.endswith(b"\r\n\r\n"):
+                        digest(slot, now)
+                else:
+                    work.ready(slot, mask, now)
+            if now >= next_tick:
+                work.look(now)
+                self.gather_s = work.pacing.gather_s(self.load.concurrency)
+                work.resume(now)
+                work.source.refill(REFILL_S)
+                if now >= next_timers:
+                    self._timers(now)
+                    next_timers = now + TIMERS_S
+                self._tick(now)
+                next_tick = max(next_tick + TICK_S, now)
+            if now >= self.next_arrival or self.arrivals:
+                self._arrive(now)
+        self._report(time.monotonic())
+
+    # Time
+
+    def _wait(self, until: float) -> list[tuple[int, int]]:
+        """What the poller reports, at `until` the latest. When little comes, more of it is waited for, a moment."""
+        source, poll = self.exchanges.source, self.exchanges.poller.poll
+        short = source.short
+        events: list[tuple[int, int]] = poll(0.0 if short else max(0.0, until - time.monotonic()))
+        if len(events) >= FEW:
+            return events
+        if short:
+            source.refill()
+        elif events:
+            time.sleep(self.gather_s if self.rate is None else max(0.0, min(self.gather_s, until - time.monotonic())))
+        else:
+            return events
+        again: list[tuple[int, int]] = poll(0.0)
+        return again
+
+    def _arrive(self, now: float) -> None:
+        """Open loop: send the requests whose time has come; `late` are those that found no connection free."""
+        assert self.rate is not None
+        idle = deque(slot for slot in self.exchanges.slots if slot.reply is None)
+        while self.next_arrival <= now:
+            self.arrivals.append(self.next_arrival)
+            if len(self.arrivals) > len(idle):
+                self.exchanges.tally.kinds["late"] += 1
+            self.next_arrival += self.arrival_rng.expovariate(self.rate)
+        while self.arrivals and idle:
+            self.exchanges.start(idle.popleft(), now, due=self.arrivals.popleft())
+
+    def _timers(self, now: float) -> None:
+        load, broken = self.load, self.exchanges.broken
+        for slot in self.exchanges.slots:
+            current = slot.reply
+            if current is None:
+                continue
+            times = slot.stream.times
+            if now - current.sent > load.request_timeout_s:
+                broken(slot, now, "timeout_request", f"not done after {load.request_timeout_s:g} s")
+            elif not times and now - current.sent > load.first_token_timeout_s:
+                broken(slot, now, "timeout_first_token", f"no token within {load.first_token_timeout_s:g} s")
+            elif times and now - times[-1] > load.token_timeout_s:
+                broken(slot, now, "timeout_token", f"no further token within {load.token_timeout_s:g} s")
+
+    # Reporting
+
+    def _tick(self, now: float) -> None:
+        work = self.exchanges
+        streams = [slot.stream for slot in work.slots if slot.reply is not None]
+        row = work.tally.row(now, streams)
+        row["counted"] += work.pacing.unread_tokens(streams, now)
+        self._write({**row, "cpu_s": sockets.cpu_s(), "wait_s": sockets.run_queue_wait_s()})
+
+    def _write(self, row: dict[str, Any]) -> None:
+        try:
+            self.out.write(json.dumps(row).encode() + b"\n")
+            self.out.flush()
+        except BrokenPipeError:
+            self.stopping = True
+
+    def _command(self) -> None:
+        if not os.read(self.commands, 4096):
+            os._exit(1)  # the tuner is gone
+        self.stopping = True
+
+    def _report(self, now: float) -> None:
+        work = self.exchanges
+        work.close(now)
+        self._tick(time.monotonic())
+        for slot in work.slots:
+            if slot.reply is not None:
+                slot.reply.times, slot.reply.counts = slot.stream.times, slot.stream.counts
+                slot.reply.status = slot.framing.status
+                work.tally.replies.append(slot.reply)
+        replies, data = packed(work.tally.replies)
+        self._write({"final": len(data), "replies": replies})
+        self.out.write(data)
+        self.out.flush()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tuner's to handle: it stops us by the pipe
+    commands = sys.stdin.buffer.fileno()
+    data = b""
+    while not data.endswith(b"\n"):
+        piece = os.read(commands, 65536)
+        if not piece:
+            return
+        data += piece
+    order = LoadOrder.from_json(data)
+    sockets.raise_file_limit(order.load.concurrency + 64)
+    gc.disable()
+    Load(order, commands, sys.stdout.buffer).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""GPU energy from NVIDIA's own counter, cross-checked by sampled power.
+
+The counter at both ends of a window is the measurement; the field `POWER_INSTANT` of each GPU, read every 0.1 s in
+a thread, checks it and shows throttling. Every metric of every GPU is read by itself: one that is not supported
+is left out and hides no other. NVML stays initialised until the process ends, since the counters may start anew
+when the driver unloads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from autotune.power.gpus import load_nvml
+from autotune.power.integral import integrate
+from autotune.power.meter import DeviceLost, MeterUnavailable, Powered, PowerSettings, Reading
+from autotune.power.process_tree import ProcessTree
+from autotune.records import Energy
+from autotune.utils.files import fresh
+
+SCOPE_GPU, SCOPE_MODULE = 0, 1
+MIN_WINDOW_S = 5.0  # the counter is refreshed every 0.1 s or so: at 5 s both ends together are off by up to 4 %
+SLOW_SHARE = 0.02  # share of samples with a slowdown bit that spoils a window
+SLOWDOWNS = {"thermal_slowdown": 0x20 | 0x40, "power_brake": 0x80, "hw_slowdown": 0x08}
+PROCESS_CHECK_S = 2.0
+MODULE_ABOVE = 1.1  # a module (CPU and GPU) draws at least that much more than its GPU
+
+
+@dataclasses.dataclass
+class Gpu:
+    """One GPU and what was sampled of it. Lists run in step with `times`; None where a metric gave nothing."""
+
+    uuid: str
+    handle: Any
+    times: list[float] = dataclasses.field(default_factory=list)
+    watts: list[float | None] = dataclasses.field(default_factory=list)
+    module_watts: list[float | None] = dataclasses.field(default_factory=list)
+    temperature: list[float | None] = dataclasses.field(default_factory=list)
+    slowdowns: list[int | None] = dataclasses.field(default_factory=list)
+    foreign_pids: list[tuple[float, tuple[int, ...]]] = dataclasses.field(default_factory=list)
+    limit_w: float | None = None
+    module: bool = False  # whether the module scope answers
+
+
+class NvmlMeter:
+    """Meter over the GPUs of `powered.gpus` (UUIDs). Raises MeterUnavailable without driver, counter, or with MIG."""
+
+    source = "nvml"
+
+    def __init__(self, settings: PowerSettings, powered: Powered, trace: pathlib.Path | None) -> None:
+        self._nvml = load_nvml()
+        if not powered.gpus:
+            raise MeterUnavailable("nvml: the server was given no GPU")
+        self._settings, self._trace = settings, trace
+        self._tree = ProcessTree(powered.pid) if powered.pid is not None else None
+        self._gpus = [self._open(uuid) for uuid in powered.gpus]
+        self._lost: str | None = None
+        self._stop = threading.Event()
+        self._file: TextIO | None = None
+        self._thread = threading.Thread(target=self._sample_all, name="nvml", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._trace:
+            self._file = fresh(self._trace).open("w", encoding="utf-8")
+            self._file.write("t_s,device,watts,module_watts,temperature_c,slowdown_bits\n")
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._file:
+            self._file.close()
+
+    def read(self) -> Reading:
+        """Joules per UUID since the driver was loaded. Raises DeviceLost."""
+        if self._lost:
+            raise DeviceLost(self._lost)
+        joules: dict[str, float] = {}
+        for gpu in self._gpus:
+            try:
+                joules[gpu.uuid] = self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle) / 1000
+            except self._nvml.NVMLError as error:
+                self._note(gpu, error)
+        if self._lost:
+            raise DeviceLost(self._lost)
+        return Reading(time.monotonic(), joules if len(joules) == len(self._gpus) else {})
+
+    def energy(self, start: Reading, end: Reading) -> Energy:
+        """The window between two readings, with its validity codes (see the module's and facts' names)."""
+        length = end.t - start.t
+        if not start.joules or not end.joules:
+            return Energy(source=self.source, joules=None, window_s=length, reasons=("counter_failed",))
+        counter = {uuid: end.joules[uuid] - start.joules[uuid] for uuid in end.joules}
+        reasons: list[str] = []
+        if min(counter.values()) < 0:
+            reasons.append("counter_went_back")
+        elif min(counter.values()) == 0:
+            reasons.append("counter_flat")
+        broken = bool(reasons)
+        if length < MIN_WINDOW_S:
+            reasons.append("window_too_short")
+        sampled = self._integrals(start.t, end.t, module=False)
+        per_device, scope, check = self._scoped(counter, sampled, start.t, end.t)
+        if sampled is None:
+            reasons.append("trace_gap")
+        elif not broken and any(abs(check[u] - j) > self._settings.tolerance * max(j, check[u])
+                                for u, j in per_device.items()):
+            reasons.append("trace_disagrees")
+        reasons += self._spoilers(start.t, end.t)
+        return Energy(source=self.source, joules=None if broken else sum(per_device.values()), window_s=length,
+                      reasons=tuple(reasons), per_device_j={} if broken else per_device, scope=scope,
+                      cross_check_j=sum(check.values()) if sampled is not None else None,
+                      temperature_c=self._temperatures(start.t, end.t),
+                      power_limit_w={g.uuid: g.limit_w for g in self._gpus if g.limit_w is not None})
+
+    def _scoped(self, counter: dict[str, float], sampled: dict[str, float] | None, start: float,
+                end: float) -> tuple[dict[str, float], str, dict[str, float]]:
+        """(joules per device, scope, cross-check). Where the counter is a whole module's (Grace), the GPU's
+        sampled power is the energy, and the module's sampled power checks the counter's own kind of sum."""
+        if sampled is None:
+            return counter, "gpu", {}
+        module = self._integrals(start, end, module=True)
+        if module and all(module[u] > MODULE_ABOVE * sampled[u] for u in counter) and \
+                all(abs(counter[u] - module[u]) < abs(counter[u] - sampled[u]) for u in counter):
+            agrees = {u: sampled[u] * counter[u] / module[u] for u in counter}
+            return sampled, "gpu, sampled (the counter is the module's)", agrees
+        return counter, "gpu", sampled
+
+    def _open(self, uuid: str) -> Gpu:
+        nvml = self._nvml
+        if uuid.startswith("MIG-"):
+            raise MeterUnavailable(f"nvml: {uuid} is a MIG slice; energy is only known for whole GPUs: turn MIG off")
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except nvml.NVMLError as error:
+            raise MeterUnavailable(f"nvml: no GPU {uuid}: {error} (nvidia-smi -L lists them)") from error
+        with contextlib.suppress(nvml.NVMLError):
+            if nvml.nvmlDeviceGetMigMode(handle)[0] == 1:
+                raise MeterUnavailable(f"nvml: {uuid} has MIG on; energy is only known for whole GPUs: turn it off")
+        try:
+            nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        except nvml.NVMLError as error:
+            raise MeterUnavailable(f"nvml: {uuid} has no energy counter: {error} (needs Volta or newer; "
+                                   "virtual GPUs have none)") from error
+        gpu = Gpu(uuid, handle)
+        with contextlib.suppress(nvml.NVMLError):
+            gpu.limit_w = nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
+        gpu.module = self._power(gpu, SCOPE_MODULE) is not None
+        return gpu
+
+    # Sampling, in the thread
+
+    def _sample_all(self) -> None:
+        checked = 0.0
+        while not self._stop.wait(self._settings.sample_s):
+            now = time.monotonic()
+            for gpu in self._gpus:
+                self._sample(gpu)
+            if now - checked >= PROCESS_CHECK_S:
+                checked = now
+                self._check_processes(now)
+
+    def _sample(self, gpu: Gpu) -> None:
+        watts = self._power(gpu, SCOPE_GPU)
+        t = time.monotonic()
+        module = self._power(gpu, SCOPE_MODULE) if gpu.module else None
+        bits = self._try(gpu, self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        if bits is None:  # renamed in newer drivers
+            bits = self._try(gpu, self._nvml.nvmlDeviceGetCurrentClocksEventReasons)
+        heat = self._try(gpu, self._nvml.nvmlDeviceGetTemperature, self._nvml.NVML_TEMPERATURE_GPU)
+        gpu.watts.append(watts)
+        gpu.module_watts.append(module)
+        gpu.temperature.append(heat)
+        gpu.slowdowns.append(bits)
+        gpu.times.append(t)
+        if self._file:
+            cells = ["" if v is None else f"{v:g}" for v in (watts, module, heat, bits)]
+            self._file.write(f"{t:.3f},{gpu.uuid}," + ",".join(cells) + "\n")
+
+    def _power(self, gpu: Gpu, scope: int) -> float | None:
+        """Power now in W; None when this scope does not answer."""
+        nvml = self._nvml
+        values = self._try(gpu, nvml.nvmlDeviceGetFieldValues, [(nvml.NVML_FI_DEV_POWER_INSTANT, scope)])
+        if values is None or values[0].nvmlReturn != nvml.NVML_SUCCESS:
+            return None
+        return float(values[0].value.uiVal) / 1000
+
+    def _try(self, gpu: Gpu, call: Any, *args: Any) -> Any:
+        try:
+            return call(gpu.handle, *args)
+        except self._nvml.NVMLError as error:
+            self._note(gpu, error)
+            return None
+
+    def _note(self, gpu: Gpu, error: Any) -> None:
+        if error.value in (self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_RESET_REQUIRED):
+            self._lost = f"GPU {gpu.uuid}: {error}: it needs a reset or a reboot before anything can be measured"
+
+    def _check_processes(self, now: float) -> None:
+        """Processes on the GPU that are not the server's, where process ids can be told apart."""
+        if self._tree is None:
+            return
+        ours: set[int] | None = None
+        for gpu in self._gpus:
+            listed = self._try(gpu, self._nvml.nvmlDeviceGetComputeRunningProcesses)
+            if not listed:
+                continue
+            if ours is None:
+                ours = {p.pid for p in self._tree.members()} | {os.getpid()}
+            pids = {int(p.pid) for p in listed}
+            if pids & ours:  # else the ids are those of another namespace, as in some containers
+                gpu.foreign_pids.append((now, tuple(sorted(pids - ours))))
+
+    # Evaluation
+
+    def _integrals(self, start: float, end: float, module: bool) -> dict[str, float] | None:
+        """Joules per GPU by the trapezoidal rule; None when samples are missing, also at the ends."""
+        found: dict[str, float] = {}
+        for gpu in self._gpus:
+            series = gpu.module_watts if module else gpu.watts
+            points = [(t, w) for t, w in zip(list(gpu.times), series, strict=False) if w is not None]
+            joules = integrate(points, start, end, self._settings.max_gap_s)
+            if joules is None:
+                return None
+            found[gpu.uuid] = joules
+        return found
+
+    def _spoilers(self, start: float, end: float) -> list[str]:
+        found: list[str] = []
+        for gpu in self._gpus:
+            bits = [b for t, b in zip(list(gpu.times), gpu.slowdowns, strict=False) if start <= t <= end and b]
+            total = sum(1 for t in list(gpu.times) if start <= t <= end)
+            for name, mask in SLOWDOWNS.items():
+                slow = sum(1 for b in bits if b & mask)
+                if slow > SLOW_SHARE * total and not (name == "hw_slowdown" and found):
+                    found.append(name)
+            if any(others for t, others in gpu.foreign_pids if start - PROCESS_CHECK_S <= t <= end):
+                found.append("other_process_on_gpu")
+        return list(dict.fromkeys(found))
+
+    def _temperatures(self, start: float, end: float) -> Mapping[str, tuple[float, float]]:
+        found = {}
+        for gpu in self._gpus:
+            inside = [c for t, c in zip(list(gpu.times), gpu.temperature, strict=False)
+                      if c is not None and start <= t <= end]
+            if inside:
+                found[gpu.uuid] = (float(inside[0]), float(inside[-1]))
+        return found

@@ -1,0 +1,102 @@
+"""CPU package energy from Linux's powercap files (RAPL). They are readable by root only on most systems."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from types import TracebackType
+from typing import Self, TextIO
+
+from autotune.power.host_load import HostLoad
+from autotune.power.meter import MeterUnavailable, Powered, PowerSettings, Reading
+from autotune.power.process_tree import ProcessTree
+from autotune.records import Energy
+from autotune.utils.files import fresh
+
+ROOT = pathlib.Path("/sys/class/powercap")
+REFRESH_S = 10.0
+
+
+class RaplMeter:
+    """Meter over all CPU packages and their DRAM, other processes of the machine included.
+
+    A package's own domains (core, uncore) are part of it and not added; psys would count everything again.
+    Counters wrap after `max_energy_range_uj`: they are read at least every 10 s.
+    """
+
+    source = "rapl"
+
+    def __init__(self, settings: PowerSettings, powered: Powered, trace: pathlib.Path | None,
+                 root: pathlib.Path = ROOT) -> None:
+        self._others = HostLoad(ProcessTree(powered.pid) if powered.pid else None, settings.others)
+        self._domains = {f"{zone.name} {_text(zone / 'name')}": zone for zone in sorted(root.glob("*rapl*:*"))
+                         if _text(zone / "name").startswith(("package", "dram"))}
+        if not self._domains:
+            raise MeterUnavailable(f"rapl: no CPU package under {root}")
+        try:
+            self._range = {name: _number(zone / "max_energy_range_uj") for name, zone in self._domains.items()}
+            self._last = {name: _number(zone / "energy_uj") for name, zone in self._domains.items()}
+        except (OSError, ValueError) as error:
+            raise MeterUnavailable(f"rapl: cannot read the energy counters (root only, as a rule): {error}") from error
+        self._micro = dict.fromkeys(self._domains, 0)
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._keep_up, name="rapl", daemon=True)
+        self._trace, self._file, self._previous = trace, None, Reading(0.0, {})
+
+    _file: TextIO | None
+
+    def __enter__(self) -> Self:
+        if self._trace:
+            self._file = fresh(self._trace).open("w", encoding="utf-8")
+            self._file.write("t_s,device,watts,assumed\n")
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._file:
+            self._file.close()
+
+    def read(self) -> Reading:
+        """Joules per package since the meter was made."""
+        with self._lock:
+            for name, zone in self._domains.items():
+                try:
+                    value = _number(zone / "energy_uj")
+                except (OSError, ValueError):
+                    continue  # the counter stands still for this window: reported as flat
+                self._micro[name] += (value - self._last[name]) % (self._range[name] + 1)
+                self._last[name] = value
+            reading = Reading(time.monotonic(), {name: micro / 1e6 for name, micro in self._micro.items()})
+            if self._file and self._previous.t:
+                span = reading.t - self._previous.t
+                for name, joules in reading.joules.items():
+                    self._file.write(f"{reading.t:.3f},{name},{(joules - self._previous.joules[name]) / span:.3f},0\n")
+            self._previous = reading
+            self._others.glance(reading.t)
+            return reading
+
+    def energy(self, start: Reading, end: Reading) -> Energy:
+        per_device = {name: end.joules[name] - start.joules[name] for name in self._domains}
+        flat = min(per_device.values()) <= 0
+        return Energy(source=self.source, joules=None if flat else sum(per_device.values()), window_s=end.t - start.t,
+                      reasons=("counter_flat",) if flat else self._others.reasons(start.t, end.t),
+                      per_device_j=per_device, scope="CPU packages")
+
+    def _keep_up(self) -> None:
+        while not self._stop.wait(REFRESH_S):
+            self.read()
+
+
+def _text(path: pathlib.Path) -> str:
+    try:
+        return path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _number(path: pathlib.Path) -> int:
+    return int(path.read_text("ascii"))

@@ -1,0 +1,166 @@
+"""What each choice is worth: configurations that differ in that choice only, compared pairwise.
+
+The factor is the geometric mean of the ratios; its interval comes from their spread (Student's t on the
+logarithms), or from the windows' own errors for a single pair. Parameters that exist only under a choice
+(`when`) are left out of the comparison, since they cannot be held fixed across it. Choices that were only ever
+changed together are compared together, against the baseline's server under the same load.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from autotune.engine.spec import text
+from autotune.measure.statistics import student_t
+from autotune.records import Config, Value, config_key
+from autotune.report.tested import Tested
+from autotune.report.wording import choice_text, one_line
+from autotune.space.space import Param, Space
+
+TOGETHER = 4
+"""At most this many choices are told together."""
+MOST_FREEDOM = 200
+LARGEST_LOG = 700.0
+"""Of what still has an exponential."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lever:
+    """`choices` instead of `bases` multiply the objective by `factor` (95 % interval low to high, where known)."""
+
+    choices: Mapping[str, Value]
+    bases: Mapping[str, Value]
+    factor: float
+    low: float | None
+    high: float | None
+    pairs: int
+    load: bool
+
+    @property
+    def name(self) -> str:
+        return " and ".join(choice_text(name, value) for name, value in self.choices.items())
+
+    @property
+    def instead(self) -> str:
+        return " and ".join(one_line(text(self.bases[name])) for name in self.choices)
+
+    @property
+    def key(self) -> str:
+        """Identity across studies."""
+        return config_key(self.bases) + config_key(self.choices)
+
+    @property
+    def sign(self) -> int:
+        """+1 a gain, -1 a loss, 0 not told apart from no effect."""
+        if self.low is None or self.high is None:
+            return 0
+        return 1 if self.low > 1 else -1 if self.high < 1 else 0
+
+
+def levers(space: Space, measured: Sequence[Tested]) -> tuple[Lever, ...]:
+    """Every choice that can be told: those of the server first, the largest effect first."""
+    found: list[Lever] = []
+    for param in space.params:
+        base = space.baseline.get(param.name, _usual(param.name, measured))
+        if base is not None:
+            found += _of_param(space, param, base, measured)
+    found += _together(space, measured, {(n, repr(v)) for lever in found for n, v in lever.choices.items()})
+    return tuple(sorted(found, key=lambda lever: (lever.load, -abs(math.log(lever.factor)))))
+
+
+def changed(baseline: Config, other: Config) -> dict[str, tuple[Value | None, Value | None]]:
+    """Parameters whose choice differs: name -> (baseline's, other's); None where it does not exist."""
+    names = [*other, *(n for n in baseline if n not in other)]
+    return {n: (baseline.get(n), other.get(n)) for n in names if repr(baseline.get(n)) != repr(other.get(n))}
+
+
+def _usual(name: str, measured: Sequence[Tested]) -> Value | None:
+    """The choice measured most often, to compare with where the baseline does not have the parameter."""
+    counts: dict[str, list[Value]] = {}
+    for entry in measured:
+        if name in entry.config:
+            counts.setdefault(repr(entry.config[name]), []).append(entry.config[name])
+    return max(counts.values(), key=len)[0] if counts else None
+
+
+def _of_param(space: Space, param: Param, base: Value, measured: Sequence[Tested]) -> list[Lever]:
+    dependents = _dependents(space, {param.name})
+    groups: dict[str, dict[str, list[Tested]]] = {}
+    values: dict[str, Value] = {}
+    for entry in measured:
+        if param.name in entry.config and entry.value > 0:
+            rest = {k: v for k, v in entry.config.items() if k != param.name and k not in dependents}
+            key = repr(entry.config[param.name])
+            values[key] = entry.config[param.name]
+            groups.setdefault(config_key(rest), {}).setdefault(key, []).append(entry)
+    found = []
+    for key, choice in values.items():
+        if key == repr(base):
+            continue
+        pairs = [(a, b) for group in groups.values() for a in group.get(repr(base), []) for b in group.get(key, [])]
+        if pairs:
+            found.append(_lever({param.name: choice}, {param.name: base}, param.load, pairs))
+    return found
+
+
+def _together(space: Space, measured: Sequence[Tested], known: set[tuple[str, str]]) -> list[Lever]:
+    """Servers that differ from the baseline's in several choices, where not every one of these is known alone."""
+    server, _ = space.split(space.baseline)
+    under: dict[str, Tested] = {}
+    for entry in measured:
+        own, load = space.split(entry.config)
+        if config_key(own) == config_key(server) and entry.value > 0:
+            under[config_key(load)] = entry
+    groups: dict[str, tuple[dict[str, Value], list[tuple[Tested, Tested]]]] = {}
+    for entry in measured:
+        own, load = space.split(entry.config)
+        moved = changed(server, own)
+        moved = {n: pair for n, pair in moved.items() if n not in _dependents(space, set(moved))}
+        choices = {n: b for n, (a, b) in moved.items() if a is not None and b is not None}
+        base = under.get(config_key(load))
+        if base is not None and entry.value > 0 and 1 < len(choices) <= TOGETHER and any(
+                (n, repr(v)) not in known for n, v in choices.items()):
+            groups.setdefault(config_key(choices), (choices, []))[1].append((base, entry))
+    return [_lever(choices, {n: space.baseline[n] for n in choices}, False, pairs)
+            for choices, pairs in groups.values()]
+
+
+def _lever(choices: Mapping[str, Value], bases: Mapping[str, Value], load: bool,
+           pairs: Sequence[tuple[Tested, Tested]]) -> Lever:
+    logs = [math.log(b.value / a.value) for a, b in pairs]
+    mean = statistics.fmean(logs)
+    half = _within(pairs)
+    if len(logs) > 1:
+        freedom = min(len(logs) - 1, MOST_FREEDOM)
+        spread = statistics.stdev(logs) / math.sqrt(len(logs)) * student_t(0.975, freedom)
+        half = max(spread, half or 0.0)
+    low, high = (None, None) if half is None else (grown(mean - half), grown(mean + half))
+    return Lever(dict(choices), dict(bases), grown(mean), low, high, len(pairs), load)
+
+
+def grown(log: float) -> float:
+    """The factor of a logarithm, however large."""
+    return math.exp(min(log, LARGEST_LOG))
+
+
+def _within(pairs: Sequence[tuple[Tested, Tested]]) -> float | None:
+    """Half-width of the mean log ratio from the windows' own errors; None when one is unknown."""
+    squares = []
+    for pair in pairs:
+        for entry in pair:
+            if entry.relative_error is None:
+                return None
+            squares.append(min(entry.relative_error, LARGEST_LOG) ** 2)
+    return math.sqrt(sum(squares)) / len(pairs)
+
+
+def _dependents(space: Space, names: set[str]) -> set[str]:
+    """Parameters whose existence hangs on one of `names`, also through others."""
+    found: set[str] = set()
+    for param in space.params:
+        if (names | found) & set(param.when):
+            found.add(param.name)
+    return found

@@ -1,1 +1,0 @@
-"""Launch files, one module a format: each turns a `Deployment` into text."""

@@ -1,0 +1,190 @@
+"""The chance that a launch works, from all that passed and crashed.
+
+Crashes of one signature are taken to have one cause (a `causes.Group`); when no hypothesis explains a whole group, it
+is split. The chance that a launch works is the product, over the groups, of the chance that their cause is absent,
+times the chance that it meets no cause yet unseen, which grows with each choice and pair of choices that never passed.
+A choice that may be behind several signatures is weighed once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.search.crash_hypotheses import COMMON, Culprit, Failure, Floats, Group
+from autotune.search.grid import Codes, Grid, Mask
+
+RATE = 0.1  # how common faulty single choices are, before anything is seen
+PAIR_RATE = 0.02  # the same for pairs
+PRIOR_WEIGHT = 20.0  # tested choices that the belief in RATE counts for
+ELSE = 0.02  # that a new configuration crashes for no reason among these
+UNSEEN_LOAD = 0.03  # that a load part which nothing was yet measured under ends a server
+SEEN_LOAD = 0.005
+MANY_PASSES, AT_A_TIME = 400, 100
+"""Passes from which on causes are weighed by the newest ones, heard of so many at a time (groups are then kept)."""
+VARIED = 0.3  # that a faulty choice shows itself by another signature the next time
+
+
+class CrashModel:
+    """What the passes and crashes of a study say. A pure function of them."""
+
+    def __init__(self, grid: Grid, passed: Codes, served: Codes, failures: Sequence[Failure],
+                 earlier: CrashModel | None = None) -> None:
+        """passed: (n, P) server parts that came up; served: (m, D) configurations measured without a crash.
+
+        `earlier` is a model of the same study from which unchanged groups are taken over, to save time.
+        """
+        self.grid = grid
+        self.failures = tuple(failures)
+        self._made: dict[tuple[int, ...], Group] = {}
+        self._earlier: dict[tuple[int, ...], Group] = earlier._made if earlier else {}
+        self.passed, self.served = passed, served
+        signatures: dict[tuple[str, bool], list[Failure]] = {}
+        for failure in failures:
+            signatures.setdefault((failure.crash.signature, failure.loaded), []).append(failure)
+        self.groups = [g for fails in signatures.values() for g in self._split(fails)]
+        self._earlier = {}
+        faulty = sum(float(g.weights[[len(h) == 1 for h in g.hypotheses]].sum()) for g in self.groups if not g.loaded)
+        self.seen = [np.zeros(len(p.choices) + 1, dtype=bool) for p in grid.server_params]
+        for i, seen in enumerate(self.seen):
+            seen[passed[:, i]] = True
+        tested = float(sum(s.sum() for s in self.seen)) + faulty
+        self.rate = (RATE * PRIOR_WEIGHT + faulty) / (PRIOR_WEIGHT + tested)
+        """How common faulty single choices are here, by now."""
+        self.pair_rate = PAIR_RATE * self.rate / RATE
+        self._paired = np.zeros(grid.pair_count, dtype=bool)
+        self._paired[grid.pair_codes(passed).ravel()] = True
+        self._shared = self._in_several_groups()
+
+    def chance(self, servers: Codes) -> Floats:
+        """(n,) probability that each server part comes up."""
+        chance = self.unseen(servers)
+        for group in self.groups:
+            if not group.loaded:
+                chance = chance * (1 - group.chance_to_hit(servers))
+        for column, code, factor in self._shared:
+            chance = np.where(servers[:, column] == code, chance * factor, chance)
+        return chance
+
+    def _in_several_groups(self) -> list[tuple[int, int, float]]:
+        """(column, code, factor on the chance) of choices that may be the one cause behind several signatures.
+
+        The groups are weighed as if their causes were unrelated; that one faulty choice shows itself in several ways
+        needs one fault only. With a = probability in a group that the choice alone is its cause, the odds that it is
+        faulty are rate * (prod(1 + q a / (rate (1 - a))) - 1), q = 1 for one group and VARIED for the others.
+        """
+        out = []
+        groups = [g for g in self.groups if not g.loaded]
+        for column, seen in enumerate(self.seen):
+            for code in np.flatnonzero(~seen).tolist():
+                parts = sorted((a for g in groups if (a := g.alone(column, code)) > 0.01), reverse=True)
+                if len(parts) > 1:
+                    apart = float(np.prod([1 - a for a in parts]))
+                    odds = np.prod([1 + (VARIED if i else 1.0) * a / (self.rate * (1 - a + 1e-6))
+                                    for i, a in enumerate(parts)]) - 1
+                    out.append((column, code, min(1.0, float(1 / (1 + self.rate * odds)) / max(apart, 1e-9))))
+        return out
+
+    def unseen(self, servers: Codes) -> Floats:
+        """(n,) probability that no cause strikes which has not shown itself yet."""
+        singles, pairs = self._novelty(servers)
+        out: Floats = np.exp(-ELSE * pairs.any(axis=1) - self.rate * singles.sum(axis=1)
+                             - self.pair_rate * pairs.sum(axis=1))
+        return out
+
+    def new(self, servers: Codes) -> NDArray[np.intp]:
+        """(n,) choices of each server part that never came up; those that only come with another one do not count."""
+        count = np.zeros(len(servers), dtype=np.intp)
+        for i, (param, seen) in enumerate(zip(self.grid.server_params, self.seen, strict=True)):
+            if seen[:-1].any() or not param.when:
+                count += ~seen[servers[:, i]] & (servers[:, i] < len(param.choices))
+        return count
+
+    def _novelty(self, servers: Codes) -> tuple[Mask, Mask]:
+        """(n, P) choices and (n, pairs) pairs of choices that never passed."""
+        singles = np.stack([~seen[servers[:, i]] for i, seen in enumerate(self.seen)], axis=1)
+        return singles, ~self._paired[self.grid.pair_codes(servers)]
+
+    def suspects(self) -> list[tuple[int, int, float]]:
+        """(column, code, probability that it takes part in a cause) of server choices that never came up."""
+        out = []
+        for column, seen in enumerate(self.seen):
+            for code in np.flatnonzero(~seen).tolist():
+                innocent = 1.0
+                for group in self.groups:
+                    innocent *= 1 - group.part(column, code)
+                if innocent < 1:
+                    out.append((column, code, 1 - innocent))
+        return out
+
+    def suspects_under_load(self) -> list[tuple[int, int, float]]:
+        """The same of server choices that came up, took part in a crash under load, and were never measured."""
+        out = []
+        for column, seen in enumerate(self.seen):
+            measured = set(self.served[:, column].tolist())
+            for code in np.flatnonzero(seen).tolist():
+                innocent = 1.0
+                for group in self.groups:
+                    if group.loaded and code not in measured:
+                        innocent *= 1 - group.part(column, code)
+                if innocent < 1:
+                    out.append((column, code, 1 - innocent))
+        return out
+
+    def combinations(self) -> list[tuple[dict[int, tuple[int, ...]], float]]:
+        """(codes by column, probability) of the likeliest cause of each group, where several choices make it up."""
+        out = []
+        for group in self.groups:
+            atoms = group.hypotheses[0]
+            if len(atoms) > 1 and not group.loaded:
+                when = {int(group.atom_column[a]): tuple(np.flatnonzero(group.atom_mask[a]).tolist()) for a in atoms}
+                out.append((when, float(group.weights[0])))
+        return out
+
+    def culprits(self) -> list[Culprit]:
+        """What may have caused the crashes, for people: the likely hypotheses of every group, likeliest first."""
+        found = [c for group in self.groups for c in group.culprits() if c.probability > 0.05]
+        return sorted(found, key=lambda c: -c.probability)
+
+    def chance_serving(self, servers: Codes) -> Floats:
+        """(n, L) probability that a live server of each part survives each load part."""
+        loads = self.grid.load_rows
+        known = {tuple(row) for row in np.unique(self.served[:, self.grid.width:], axis=0).tolist()}
+        fresh = np.array([tuple(row) not in known for row in loads.tolist()])
+        out = np.repeat(np.where(fresh, 1 - UNSEEN_LOAD, 1 - SEEN_LOAD)[None, :], len(servers), axis=0)
+        for group in self.groups:
+            if group.loaded:
+                for j, load in enumerate(loads):
+                    full = np.concatenate([servers, np.repeat(load[None, :], len(servers), axis=0)], axis=1)
+                    out[:, j] *= 1 - group.chance_to_hit(full)
+        return out
+
+    def _split(self, failures: list[Failure]) -> list[Group]:
+        """One group where one cause explains all; else crashes join, one by one, the group they fit best."""
+        passed = self.served if any(f.loaded for f in failures) else self.passed
+        whole = self._group(failures, passed)
+        if len(failures) == 1 or whole.evidence > 1e-3 * COMMON[2]:
+            return [whole]
+        groups: list[Group] = []
+        for failure in failures:
+            alone = self._group([failure], passed)
+            joined = [self._group([*g.failures, failure], passed) for g in groups]
+            gains = [j.evidence / (g.evidence * alone.evidence) for j, g in zip(joined, groups, strict=True)]
+            if gains and max(gains) > 1:
+                groups[int(np.argmax(gains))] = joined[int(np.argmax(gains))]
+            else:
+                groups.append(alone)
+        return groups
+
+
+    def _group(self, failures: Sequence[Failure], passed: Codes) -> Group:
+        heard = len(passed)
+        if heard > MANY_PASSES:
+            heard -= heard % AT_A_TIME
+            passed = passed[heard - MANY_PASSES:heard]
+        key = (heard, *(id(f) for f in failures))
+        if key not in self._made:
+            self._made[key] = self._earlier.get(key) or Group(self.grid, failures, passed)
+        return self._made[key]

@@ -1,0 +1,274 @@
+"""What a study has seen, in codes: the facts that every model of the strategy is computed from."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.records import Blame, Config, Crash, Stage, Value
+from autotune.search.crash_hypotheses import Failure
+from autotune.search.grid import Codes, Grid
+from autotune.search.protocol import Measured, Observation
+from autotune.search.value_model import Data
+
+Key = tuple[int, ...]
+LEAST_NOISE = 0.002
+MOST_INVALID = 2
+"""Invalid measurements of one configuration after which it is not tried again."""
+MOST_REPEATS = 3
+"""Measurements of one configuration."""
+SURE = 0.01
+"""Relative standard error below which a leader is not measured again."""
+MANY = 160
+"""Measured configurations from which on the value model is given a choice of them: its cost grows with their cube."""
+ROOM = 16
+"""Rows of server parts that are made room for at first."""
+MANY_CRASHES, OF_ONE_KIND = 60, 10
+"""Crashes from which on the crash model is given the newest ones only, so many of each signature."""
+NOISE = 0.02
+"""Relative standard deviation of a measurement when nothing says how large it is."""
+
+
+@dataclasses.dataclass
+class Server:
+    """What happened to one server part."""
+
+    row: Codes
+    launches: int = 0
+    came_up: bool = False
+    launch_crashes: list[Crash] = dataclasses.field(default_factory=list)
+    values: dict[int, list[Measured]] = dataclasses.field(default_factory=dict)  # by load index
+    load_crashes: dict[int, list[Crash]] = dataclasses.field(default_factory=dict)
+
+
+class Memory:
+    """Everything told, in order."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.servers: dict[Key, Server] = {}
+        self.failures: list[tuple[Key, Failure]] = []
+        self.launches = 0
+        self.used_s = 0.0
+        self.count = 0
+        self.launch_s: list[float] = []
+        self.crash_s: list[float] = []
+        self.measure_s: list[float] = []
+        self.limits: list[str] = []
+        self._rows = np.zeros((ROOM, grid.width), dtype=np.int16)  # those of `servers`, and room for more
+        self._feasible: tuple[int, list[tuple[Key, int]]] = (0, [])  # when `count` was this
+        self._points: dict[tuple[Key, int], tuple[NDArray[np.float64], float]] = {}
+        self.passes = 0
+        self.last_good: Key | None = None
+        self.environment: list[tuple[int, Key, Crash]] = []  # (launches that passed before it, server, crash)
+
+    def key(self, server: Config) -> Key:
+        return tuple(int(c) for c in self.grid.server_row(server))
+
+    def add(self, observation: Observation) -> None:
+        """Raises KeyError when the configuration is not in the space."""
+        row = self.grid.server_row(observation.server)
+        key = tuple(int(c) for c in row)
+        load = None if observation.load is None else self.grid.load_index(observation.load)
+        server = self.servers.get(key)
+        if server is None:
+            server = self.servers[key] = Server(row)
+            self._keep(row)
+        self.count += 1
+        self.used_s += observation.cost_s
+        if observation.launch_s > 0:
+            self.launches += 1
+            server.launches += 1
+        if isinstance(observation.outcome, Crash):
+            self._crash(server, key, load, observation, observation.outcome)
+            return
+        if load is None:
+            raise ValueError("a measurement needs the load part that it was made under")
+        server.came_up = True
+        self.passes += observation.launch_s > 0
+        self.last_good = key
+        self.measure_s.append(observation.cost_s - observation.launch_s)
+        if observation.launch_s > 0:
+            self.launch_s.append(observation.launch_s)
+        server.values.setdefault(load, []).append(observation.outcome)
+        self._summarise(key, load)
+
+    def dead(self, server: Server) -> bool:
+        """Whether a server part crashed at its start and is not to be launched again.
+
+        A transient crash is retried, and so is one of a server that came up at another time: once.
+        """
+        crashes = server.launch_crashes
+        if len(crashes) > 1:
+            return True
+        return bool(crashes) and not server.came_up and crashes[0].blame is not Blame.TRANSIENT
+
+    def settled(self, server: Server) -> set[int]:
+        """Load parts not to be measured on a server for their own sake: known, twice invalid, or its end."""
+        known = {load for load, seen in server.values.items()
+                 if len(seen) >= MOST_INVALID or any(m.value is not None for m in seen)}
+        return known | {load for load, crashes in server.load_crashes.items()
+                        if len(crashes) > 1 or crashes[0].blame is not Blame.TRANSIENT}
+
+    def _crash(self, server: Server, key: Key, load: int | None, observation: Observation, crash: Crash) -> None:
+        tail = self.grid.load_rows[load] if load is not None else np.full(len(self.grid.load_params), -1, np.int16)
+        self.failures.append((key, Failure(np.concatenate([server.row, tail]), crash, observation.trial,
+                                            loaded=load is not None)))
+        if load is not None:
+            server.load_crashes.setdefault(load, []).append(crash)
+        else:
+            server.launch_crashes.append(crash)
+            self.crash_s.append(observation.cost_s)
+        if crash.stage is Stage.SERVING and load is not None:
+            server.came_up = True
+            self.last_good = self.last_good or key
+        elif crash.blame is Blame.ENVIRONMENT:
+            self.environment.append((self.passes, key, crash))
+
+    def evidence(self) -> list[Failure]:
+        """Crashes that count against a configuration: a first transient one does not, it gets a retry."""
+        out: list[Failure] = []
+        for key, failure in self.failures:
+            if failure.crash.blame is Blame.TRANSIENT and len(self.servers[key].launch_crashes) == 1:
+                continue
+            out.append(failure)
+        return out if len(out) <= MANY_CRASHES else _newest(out)
+
+    def passed(self) -> Codes:
+        """(n, P) server parts that came up."""
+        return self._where(s.came_up for s in self.servers.values())
+
+    def crashed(self) -> Codes:
+        """(n, P) server parts that never came up."""
+        return self._where(bool(s.launch_crashes) and not s.came_up for s in self.servers.values())
+
+    def _where(self, true: Iterable[bool]) -> Codes:
+        """(n, P) of `servers`, oldest first, those for which it is true."""
+        rows: Codes = self._rows[:len(self.servers)][np.fromiter(true, dtype=bool, count=len(self.servers))]
+        return rows
+
+    def _keep(self, row: Codes) -> None:
+        count = len(self.servers)
+        if count > len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        self._rows[count - 1] = row
+
+    def came_up(self, when: Mapping[str, tuple[Value, ...]]) -> bool:
+        """Whether a server part with one of the choices of each parameter of `when` came up."""
+        return any(server.came_up and all(self.grid.server(server.row).get(name) in values
+                                          for name, values in when.items()) for server in self.servers.values())
+
+    def measured(self, when: Mapping[str, tuple[Value, ...]]) -> bool:
+        """Whether a server part with one of the choices of each parameter of `when` was measured."""
+        return any(server.values and all(self.grid.server(server.row).get(name) in values
+                                         for name, values in when.items()) for server in self.servers.values())
+
+    def ratios(self, key: Key, load: int) -> tuple[NDArray[np.float64], float]:
+        """(limits,) mean log ratio of a measured configuration to each limit, and the sd of their noise."""
+        y, noise = self._points[key, load]
+        return y[1:], noise
+
+    def vague(self, key: Key, load: int) -> bool:
+        """Whether the mean of a configuration's measurements is still uncertain, and may become less so."""
+        return self._points[key, load][1] > SURE and len(self.servers[key].values[load]) < MOST_REPEATS
+
+    def served(self) -> Codes:
+        """(n, D) configurations measured without a crash."""
+        at = np.array([(i, j) for i, s in enumerate(self.servers.values()) for j in s.values], dtype=np.intp)
+        at = at.reshape(len(at), 2)
+        return np.concatenate([self._rows[at[:, 0]], self.grid.load_rows[at[:, 1]]], axis=1)
+
+    def measurements(self) -> Data:
+        """Mean log objective and log limit ratios per configuration with a value, and the sd of their noise.
+
+        Of more than `MANY`: the best half of so many, the newest quarter, and the rest spread over all others.
+        """
+        points = list(self._points.items())
+        if len(points) > MANY:
+            points = [points[i] for i in _telling(np.array([y[0] for y, _ in self._points.values()]))]
+        rows = [self.servers[key].row for (key, _), _ in points]
+        return Data(_stack(rows, self.grid.width), np.array([load for (_, load), _ in points], dtype=np.intp),
+                    np.array([y for _, (y, _) in points]).reshape(len(rows), 1 + len(self.limits)),
+                    np.array([noise for _, (_, noise) in points]))
+
+    def leading(self) -> list[tuple[Key, int]]:
+        """Feasible configurations that may be the best: all, or of many those with the best means."""
+        feasible = self.feasible()
+        if len(feasible) <= MANY:
+            return feasible
+        return sorted(feasible, key=lambda at: -float(self._points[at][0][0]))[:MANY]
+
+    def _summarise(self, key: Key, load: int) -> None:
+        """Bring the point of one configuration up to date; a limit never heard of before redoes them all."""
+        new = {name for m in self.servers[key].values[load] for name in _names(m)} - set(self.limits)
+        if new:
+            self.limits = sorted({*self.limits, *new})
+            for other in self._points:
+                self._point(*other)
+        self._point(key, load)
+
+    def _point(self, key: Key, load: int) -> None:
+        valid = [m for m in self.servers[key].values[load] if m.value is not None and m.value > 0]
+        if valid:
+            y = np.mean([[math.log(m.value or 1.0), *_ratios(m, self.limits)] for m in valid], axis=0)
+            noise = sum(m.relative_noise or NOISE for m in valid) / len(valid)
+            self._points[key, load] = (y, max(LEAST_NOISE, noise / math.sqrt(len(valid))))
+
+    def feasible(self) -> list[tuple[Key, int]]:
+        """Configurations that kept every limit in (the majority of) their valid measurements."""
+        if self._feasible[0] == self.count:
+            return self._feasible[1]
+        out = []
+        for key, server in self.servers.items():
+            for load, seen in server.values.items():
+                valid = [m for m in seen if m.value is not None and m.value > 0]
+                if valid and 2 * sum(m.feasible for m in valid) > len(valid):
+                    out.append((key, load))
+        self._feasible = self.count, out
+        return out
+
+
+def _telling(values: NDArray[np.float64]) -> list[int]:
+    """Which `MANY` of the measured configurations the value model is given, oldest first."""
+    best = np.argsort(-values, kind="stable")[:MANY // 2]
+    newest = np.arange(len(values) - MANY // 4, len(values))
+    chosen = np.union1d(best, newest)
+    others = np.setdiff1d(np.arange(len(values)), chosen)
+    spread = others[np.linspace(0, len(others) - 1, MANY - len(chosen)).astype(int)]
+    return [int(i) for i in np.union1d(chosen, spread)]
+
+
+def _newest(failures: list[Failure]) -> list[Failure]:
+    """The newest failures of each signature, in their order."""
+    left: dict[tuple[str, bool], int] = {}
+    kept: list[Failure] = []
+    for failure in reversed(failures):
+        kind = failure.crash.signature, failure.loaded
+        left[kind] = left.get(kind, OF_ONE_KIND) - 1
+        if left[kind] >= 0 and len(kept) < MANY_CRASHES:
+            kept.append(failure)
+    return kept[::-1]
+
+
+def _names(measured: Measured) -> list[str]:
+    """Limits that a measurement was held against; the name `` stands for a failure that has no ratio."""
+    return [*measured.ratios, *([] if measured.feasible or measured.violations else [""])]
+
+
+def _ratios(measured: Measured, limits: list[str]) -> list[float]:
+    """Log of measured / limit per name."""
+    out = []
+    for name in limits:
+        if name:
+            out.append(math.log(max(1e-6, measured.ratios.get(name, 0.9))))
+        else:
+            out.append(-0.1 if measured.feasible or measured.violations else 0.1)
+    return out
+
+
+def _stack(rows: list[Codes], width: int) -> Codes:
+    return np.array(rows, dtype=np.int16).reshape(len(rows), width)

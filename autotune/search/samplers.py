@@ -1,0 +1,229 @@
+"""Optuna's own samplers behind the same protocol, for comparison: `tpe`, `random` and `grid`.
+
+    strategy = Plain(space, "tpe", Limits(hours=8.0), seed=0)
+
+One trial is one configuration and one launch, as in a plain Optuna study. A crash is told as PRUNED with a constraint
+graded by its stage (`history.severity`), a broken limit as a constraint, a configuration that the space's rules forbid
+as PRUNED without a launch. The Optuna study behind it lives in memory; what is told without having been asked for
+(a resumed study, another worker) becomes a trial of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from autotune.records import Config, Crash, UsageError, Value, config_key
+from autotune.search.protocol import Best, Launch, Limits, Measured, Observation, Pivot, Stop, StopKind
+from autotune.space.space import ENUMERABLE, Param, Space
+from autotune.storage.study import suggest
+from autotune.storage.trial import severity
+
+if TYPE_CHECKING:
+    import optuna
+
+SAMPLERS = ("tpe", "random", "grid")
+FORBIDDEN = 5.0
+"""Constraint told for a configuration that a rule forbids: worse than any crash."""
+TRIES = 2000
+"""Proposals in a row that are forbidden or run elsewhere, after which the sampler is taken to be at its end."""
+
+
+@dataclasses.dataclass
+class _Asked:
+    """A trial without an outcome yet."""
+
+    trial: optuna.Trial
+    server: Config
+    load: Config
+
+
+class OptunaStrategy:
+    """Implements `protocol.Strategy`. Raises UsageError for a grid too large to list."""
+
+    def __init__(self, space: Space, sampler: str, limits: Limits | None = None, seed: int = 0) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.space = space
+        self.name = sampler
+        self.limits = limits or Limits()
+        self.sampler = _sampler(space, sampler, seed)
+        self.study = optuna.create_study(direction="maximize", sampler=self.sampler)
+        self.launches, self.used_s = 0, 0.0
+        self._asked: dict[str, _Asked] = {}  # by server part; those of other workers are not among them
+        self._unmeasured: set[str] = set()
+        self._busy: set[str] = set()
+        self._servers: set[str] = set()
+        self._tried: set[str] = set()
+        self._values: dict[str, list[Measured]] = {}
+        self._configs: dict[str, tuple[Config, Config]] = {}
+        self._aside: list[Config] = []  # to be tried, but lost with their host, or their server part ran elsewhere
+
+    def propose(self) -> Launch | Stop:
+        """The sampler's next configuration; the baseline first."""
+        spent = self.limits.spent(self.launches, self.used_s)
+        if spent is not None:
+            return spent
+        baseline = self.space.split(self.space.baseline)
+        self._set_lost_aside()
+        first = not {config_key(baseline[0])} & (self._servers | self._busy)
+        again = None if first else self._again()
+        if first or again is not None:
+            self.study.enqueue_trial(dict(again or self.space.baseline))
+        with contextlib.ExitStack() as told:
+            return self._choose(again, first, told)
+
+    def _choose(self, again: Config | None, first: bool, told: contextlib.ExitStack) -> Launch | Stop:
+        """A proposal that runs nowhere else. Those that do are told to be gone when `told` is closed.
+
+        Until then they count as running, so that a sampler which keeps away from what runs (TPE) does not name them on
+        and on. A grid names nothing twice.
+        """
+        for _ in range(TRIES):
+            if again is None and self._exhausted():
+                return Stop(StopKind.EXHAUSTED, f"what is left of the grid ({len(self._aside)}) waits for launches "
+                            "elsewhere" if self._aside else "every configuration of the grid was tried")
+            asked, again = self._ask(), None
+            key = config_key({**asked.server, **asked.load})
+            if self.space.forbidden({**asked.server, **asked.load}) is not None:
+                self._prune(asked.trial, FORBIDDEN)
+            elif self.name == "grid" and key in self._tried:
+                self._prune(asked.trial, None)
+            elif config_key(asked.server) in self._busy:
+                if self.name == "grid":  # it never names a cell twice
+                    self._prune(asked.trial, None)
+                    self._aside.append({**asked.server, **asked.load})
+                else:
+                    told.callback(self._prune, asked.trial, None)
+            else:
+                self._asked[config_key(asked.server)] = asked
+                self._unmeasured.add(config_key(asked.server))
+                reason = "the baseline, with which everything is compared" if first else f"Optuna's {self.name} sampler"
+                return Launch(asked.server, reason, 0.0, 1.0)
+        return Stop(StopKind.EXHAUSTED, f"{TRIES} proposals in a row were forbidden, known or running elsewhere")
+
+    def next_load(self, server: Config) -> Config | None:
+        """The load part of the trial; one per launch."""
+        key = config_key(server)
+        if key not in self._unmeasured:
+            return None
+        self._unmeasured.discard(key)
+        return self._asked[key].load
+
+    def tell(self, observation: Observation) -> None:
+        """Take in one outcome."""
+        self.used_s += observation.cost_s
+        self.launches += observation.launch_s > 0
+        key = config_key(observation.server)
+        asked = self._asked.get(key)
+        self._servers.add(key)
+        if asked is not None and observation.load in (None, asked.load):
+            del self._asked[key]
+            self._unmeasured.discard(key)
+        else:
+            load = observation.load or self.space.split(self.space.baseline)[1]
+            self.study.enqueue_trial({**observation.server, **load})
+            asked = self._ask()
+        config = config_key({**asked.server, **asked.load})
+        self._tried.add(config)
+        if isinstance(observation.outcome, Crash):
+            self._prune(asked.trial, severity(observation.outcome))
+            return
+        self._configs[config] = asked.server, asked.load
+        self._values.setdefault(config, []).append(observation.outcome)
+        if observation.outcome.value is None:
+            self._prune(asked.trial, None)
+            return
+        for name, ratio in observation.outcome.ratios.items():
+            asked.trial.set_constraint(name, ratio - 1)
+        asked.trial.set_constraint("crash", 0.0)
+        with _last_of_a_grid():
+            self.study.tell(asked.trial, observation.outcome.value)
+
+    def pending(self, server: Config, load: Config | None = None) -> None:
+        self._busy.add(config_key(server))
+
+    def done(self, server: Config) -> None:
+        self._busy.discard(config_key(server))
+
+    def best(self) -> Best | None:
+        """The feasible configuration with the best mean; of what was told, nothing is smoothed."""
+        found: tuple[float, str] | None = None
+        for key, seen in self._values.items():
+            values = [math.log(m.value) for m in seen if m.value is not None and m.value > 0 and m.feasible]
+            if values and (found is None or sum(values) / len(values) > found[0]):
+                found = sum(values) / len(values), key
+        return None if found is None else Best(*self._configs[found[1]], math.exp(found[0]))
+
+    def pivots(self) -> list[Pivot]:
+        """None: samplers give no reasons."""
+        return []
+
+    def _set_lost_aside(self) -> None:
+        """What was asked, is not told and runs no more was lost with its host: it is asked again."""
+        for key in [key for key in self._asked if key not in self._busy]:
+            lost = self._asked.pop(key)
+            self._unmeasured.discard(key)
+            self._prune(lost.trial, None)
+            self._aside.append({**lost.server, **lost.load})
+
+    def _again(self) -> Config | None:
+        """Something set aside that may be tried now."""
+        self._aside = [config for config in self._aside if config_key(config) not in self._tried]
+        for i, config in enumerate(self._aside):
+            if config_key(self.space.split(config)[0]) not in self._busy:
+                return self._aside.pop(i)
+        return None
+
+    def _ask(self) -> _Asked:
+        trial = self.study.ask()
+        config: dict[str, Value] = {}
+        for param in self.space.params:
+            if self.space.active(param, config):
+                config[param.name] = _choice(param, suggest(trial, param))
+        return _Asked(trial, *self.space.split(config))
+
+    def _prune(self, trial: optuna.Trial, violation: float | None) -> None:
+        """Tell that a trial gave no value; without a violation nothing is held against it."""
+        from optuna.trial import TrialState
+
+        if violation is not None:
+            trial.set_constraint("crash", violation)
+        with _last_of_a_grid():
+            self.study.tell(trial, state=TrialState.PRUNED if violation is not None else TrialState.FAIL)
+
+    def _exhausted(self) -> bool:
+        import optuna
+
+        return isinstance(self.sampler, optuna.samplers.GridSampler) and self.sampler.is_exhausted(self.study)
+
+
+def _sampler(space: Space, name: str, seed: int) -> optuna.samplers.BaseSampler:
+    import optuna
+
+    if name == "tpe":
+        return optuna.samplers.TPESampler(seed=seed)
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    if name != "grid":
+        raise UsageError(f"study.strategy={name} is not one of autotune, {', '.join(SAMPLERS)}")
+    size = math.prod(len(p.choices) for p in space.params)
+    if size > ENUMERABLE:
+        raise UsageError(f"study.strategy=grid: {space.name} has {size} configurations, more than {ENUMERABLE}; "
+                         "use another strategy")
+    return optuna.samplers.GridSampler({p.name: list(p.choices) for p in space.params}, seed=seed)
+
+
+def _choice(param: Param, chosen: Value) -> Value:
+    """The choice that a sampler means: steps added up in floats may miss it by a hair."""
+    if param.step is None or isinstance(chosen, str):
+        return chosen
+    return min((c for c in param.choices if not isinstance(c, str)), key=lambda c: abs(c - chosen))
+
+
+def _last_of_a_grid() -> contextlib.AbstractContextManager[None]:
+    """GridSampler tries to stop a loop of Optuna's own at its last cell; there is none here, and the trial is told."""
+    return contextlib.suppress(RuntimeError)

@@ -1,0 +1,276 @@
+"""What the objective is worth where it was not measured: a Gaussian process on its logarithm.
+
+The log of the objective is a constant, plus a curve over the load, plus an effect of each server parameter, plus
+effects of pairs of parameters and of a parameter under a load (an ANOVA kernel: Durrande et al., "ANOVA kernels and
+RKHS of zero mean functions", 2013). Factors multiply on real servers, hence the logarithm. Choices of a numeric
+parameter that lie side by side are taken to be alike. How strong effects and interactions are is not fixed: a small
+grid of strengths is weighed by marginal likelihood (Rasmussen and Williams 2006, eq. 5.8).
+
+Limits (measured / limit, also in logs) share the kernel, since they come from the same throughput.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.search.grid import Codes, Grid
+from autotune.search.prior import TRUST, Prior
+from autotune.space.space import Param
+
+Floats = NDArray[np.float64]
+
+OVERALL = 1.0  # sd of the unknown level, after the mean is taken out
+LOAD = 0.8  # sd of the curve over the load
+STRENGTHS = ((0.02, 0.3), (0.07, 0.38), (0.2, 0.26), (0.4, 0.06))
+"""(sd of one parameter's effects, share of parameters that are like this)."""
+PAIRS = ((0.03, 0.6), (0.12, 0.3), (0.5, 0.1))
+"""(variance of a pair's effect, as a share of the product of the two parameters' sds; how likely that is)."""
+UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own
+RESIDUAL = 0.02  # sd of what is peculiar to one server part
+UNSEEN = 0.2  # least sd of the effect of a choice that was never measured
+LEAST_WEIGHT = 0.03
+CANDIDATES = 4  # shares of interactions kept, of at least the least weight
+SWEEPS = 2
+
+Strengths = tuple[Floats, tuple[float, float]]
+"""Variance of each parameter's effects, (share of pairs, share under a load)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """rows: (n, P) server codes; loads: (n,) rows of grid.load_rows; y: (n, 1 + limits) logs; noise: (n,) sd."""
+
+    rows: Codes
+    loads: NDArray[np.intp]
+    y: Floats
+    noise: Floats
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Over (servers, loads): mean and sd of the log objective, and mean of the log ratio of each limit (k, n, L).
+
+    The sd of a ratio is taken to be the objective's.
+    """
+
+    mean: Floats
+    sd: Floats
+    ratios: Floats
+
+
+class ValueModel:
+    """The posterior given observations. `fit` is a pure function of its arguments and of the prior."""
+
+    def __init__(self, grid: Grid, prior: Prior) -> None:
+        self.grid, self.prior = grid, prior
+        self.server_tables = [_likeness(p) * np.outer(scale, scale)
+                              for p, scale in zip(grid.server_params, prior.scales, strict=True)]
+        self.load_tables = [_likeness(p, smooth=0.9) for p in grid.load_params]
+        self._naming = np.random.default_rng(0).integers(1, 2 ** 40, size=grid.width)
+
+    def fit(self, data: Data, strengths: Strengths) -> Posterior:
+        """The posterior, given how strong effects are."""
+        prior: Floats = self.prior.mean(data.rows)[np.arange(len(data.rows)), data.loads]
+        centre = np.asarray(data.y.mean(axis=0), dtype=np.float64)
+        centre[0] -= prior.mean()
+        base, loaded = self.kernel(data.rows, data.rows, strengths)
+        k = base + self.load_likeness(data.loads, data.loads) * loaded + np.diag(data.noise ** 2)
+        factor: Floats = np.asarray(np.linalg.cholesky(k), dtype=np.float64)
+        return Posterior(self, data, centre, prior, strengths, factor)
+
+    def strengths(self, data: Data) -> list[tuple[float, Strengths]]:
+        """How strong effects are: (weight, strengths), likeliest first, weights adding up to 1.
+
+        Parameters are weighed one after the other by marginal likelihood; interactions keep several candidates,
+        since few measurements say little about them. Sets the trust in past studies on the way.
+        """
+        rows, loads, noise = data.rows, data.loads, data.noise
+        y = self._rest(data, self.prior.trust)
+        like = [table[rows[:, i]][:, rows[:, i]] for i, table in enumerate(self.server_tables)]
+        v = self.load_likeness(loads, loads)
+        fixed = np.diag(noise ** 2)
+        fixed += OVERALL ** 2 + RESIDUAL ** 2 * self._same(rows, rows)
+        strengths = np.array([s for s, _ in STRENGTHS])
+        prior = np.log([w for _, w in STRENGTHS])
+        variance = np.full(len(like), float((np.exp(prior) * strengths ** 2).sum()))
+        options = list(itertools.product((a for a, _ in PAIRS), UNDER_LOAD))
+        usual = np.log([w for _, w in PAIRS for _ in UNDER_LOAD])
+        share, weights = options[0], np.ones(len(options))
+        k = fixed[None]
+        for _ in range(SWEEPS):
+            for i, u in enumerate(like):
+                others = [j for j in range(len(like)) if j != i]
+                first = _sum([variance[j] * like[j] for j in others], u)
+                linear = _sum([math.sqrt(variance[j]) * like[j] for j in others], u)
+                squares = _sum([variance[j] * like[j] ** 2 for j in others], u)
+                g = strengths[:, None, None]
+                singles = first + g ** 2 * u
+                pairs = (linear ** 2 - squares) / 2 + g * u * linear
+                weight = _weights(prior + _evidence(fixed + singles + share[0] * pairs
+                                                    + v * (LOAD ** 2 + share[1] * singles), y))
+                variance[i] = float((weight * strengths ** 2).sum())
+            first = _sum([variance[j] * u for j, u in enumerate(like)], v)
+            linear = _sum([math.sqrt(variance[j]) * u for j, u in enumerate(like)], v)
+            squares = _sum([variance[j] * u ** 2 for j, u in enumerate(like)], v)
+            pairs = (linear ** 2 - squares) / 2
+            k = np.asarray([fixed + first + a * pairs + v * (LOAD ** 2 + b * first) for a, b in options])
+            weights = _weights(usual + _evidence(k, y))
+            share = options[int(np.argmax(weights))]
+        if self.prior.past is not None:
+            best = k[[int(np.argmax(weights))]]
+            told = [float(_evidence(best, self._rest(data, trust))[0]) for trust in TRUST]
+            self.prior.trust = TRUST[int(np.argmax(told))]
+        return _kept(weights, options, variance)
+
+    def usual_strengths(self) -> list[tuple[float, Strengths]]:
+        """The same before anything is measured."""
+        strengths, weights = np.array(STRENGTHS).T
+        variance = np.full(self.grid.width, float((weights * strengths ** 2).sum()))
+        options = list(itertools.product((a for a, _ in PAIRS), UNDER_LOAD))
+        return _kept(np.array([w for _, w in PAIRS for _ in UNDER_LOAD]) / len(UNDER_LOAD), options, variance)
+
+    def kernel(self, a: Codes, b: Codes, strengths: Strengths) -> tuple[Floats, Floats]:
+        """The kernel as (part free of the load, part that multiplies the likeness of loads), each (len(a), len(b))."""
+        variance, share = strengths
+        first, linear, squares = np.zeros((3, len(a), len(b)))
+        for i, table in enumerate(self.server_tables):
+            u = np.take(math.sqrt(variance[i]) * table[a[:, i]], b[:, i], axis=1)
+            linear += u
+            first += math.sqrt(variance[i]) * u
+            u *= u
+            squares += u
+        own = RESIDUAL ** 2 * self._same(a, b)
+        return OVERALL ** 2 + own + first + share[0] * (linear ** 2 - squares) / 2, LOAD ** 2 + share[1] * first
+
+    def spread(self, rows: Codes, strengths: Strengths) -> Floats:
+        """(n,) prior variance of the log objective: the kernel of each row with itself."""
+        variance, share = strengths
+        u = np.array([math.sqrt(variance[i]) * table.diagonal()[rows[:, i]]
+                      for i, table in enumerate(self.server_tables)]).reshape(len(variance), len(rows))
+        first = np.sqrt(variance) @ u
+        pairs = (u.sum(axis=0) ** 2 - (u ** 2).sum(axis=0)) / 2
+        out: Floats = OVERALL ** 2 + RESIDUAL ** 2 + LOAD ** 2 + (1 + share[1]) * first + share[0] * pairs
+        return out
+
+    def load_likeness(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
+        """(len(a), len(b)) correlation of the curve over the load between load parts."""
+        out = np.ones((len(a), len(b)))
+        for i, table in enumerate(self.load_tables):
+            codes = self.grid.load_rows[:, i]
+            out *= table[codes[a]][:, codes[b]]
+        return out
+
+    def _rest(self, data: Data, trust: float) -> Floats:
+        """(n,) what the prior leaves to be explained of the log objective."""
+        rest = data.y[:, 0] - self.prior.mixed(data.rows, trust)[np.arange(len(data.rows)), data.loads]
+        out: Floats = rest - rest.mean()
+        return out
+
+    def _same(self, a: Codes, b: Codes) -> NDArray[np.bool_]:
+        """(len(a), len(b)): equal server parts."""
+        names_a, names_b = a.astype(np.int64) @ self._naming, b.astype(np.int64) @ self._naming
+        out: NDArray[np.bool_] = names_a[:, None] == names_b[None, :]
+        return out
+
+
+class Posterior:
+    """What is believed after the observations."""
+
+    def __init__(self, model: ValueModel, data: Data, centre: Floats, prior: Floats, strengths: Strengths,
+                 factor: Floats) -> None:
+        self.model, self.rows, self.loads, self.centre, self.strengths = model, data.rows, data.loads, centre, strengths
+        self.inverse = np.linalg.inv(factor)
+        rest = data.y - centre
+        rest[:, 0] -= prior
+        self.solved = self.inverse @ rest
+        self.level = float(centre[0])
+        """Mean log objective of what was measured."""
+        self._wider = [self._unseen(i) for i in range(model.grid.width)]
+
+    def predict(self, rows: Codes) -> Prediction:
+        """For every server part of `rows` (m, P) under every load part."""
+        model = self.model
+        every = np.arange(len(model.grid.load_rows))
+        base, loaded = model.kernel(self.rows, rows, self.strengths)
+        spread = model.spread(rows, self.strengths)
+        v = model.load_likeness(self.loads, every)
+        half = self.inverse @ base
+        mean = np.empty((self.centre.size, len(rows), every.size))
+        variance = np.empty(mean.shape[1:])
+        for j in every:
+            cross = half + (self.inverse * v[:, j]) @ loaded
+            variance[:, j] = spread - np.einsum("ij,ij->j", cross, cross)
+            mean[:, :, j] = self.solved.T @ cross
+        mean += self.centre[:, None, None]
+        mean[0] += model.prior.mean(rows)
+        for i, wider in enumerate(self._wider):
+            variance += wider[rows[:, i]][:, None]
+        return Prediction(mean[0], np.sqrt(np.maximum(variance, 1e-10)), mean[1:])
+
+    def _unseen(self, column: int) -> Floats:
+        """(choices + 1,) variance added for a choice never measured: its siblings' small effects say little of it.
+
+        Not for numbers, whose neighbours tell, nor where the space says what to expect.
+        """
+        param, scale = self.model.grid.server_params[column], self.model.prior.scales[column]
+        out = np.full(len(param.choices) + 1, max(0.0, UNSEEN ** 2 - float(self.strengths[0][column])))
+        out[self.rows[:, column]] = 0.0
+        out[scale != 1] = 0.0
+        return out * (not param.numeric)
+
+
+def _kept(weights: Floats, options: list[tuple[float, float]], variance: Floats) -> list[tuple[float, Strengths]]:
+    """The likeliest shares of interactions, with weights that add up to 1."""
+    kept = sorted(((w, o) for w, o in zip(weights.tolist(), options, strict=True) if w > LEAST_WEIGHT),
+                  reverse=True)[:CANDIDATES]
+    total = sum(w for w, _ in kept)
+    return [(w / total, (variance, option)) for w, option in kept]
+
+
+def _sum(terms: list[Floats], like: Floats) -> Floats:
+    return np.sum(terms, axis=0) if terms else np.zeros_like(like)
+
+
+def _weights(logs: Floats) -> Floats:
+    weights = np.exp(logs - logs.max())
+    out: Floats = weights / weights.sum()
+    return out
+
+
+def _evidence(k: Floats, y: Floats) -> Floats:
+    """Log marginal likelihoods of y under each of the stacked kernels (g, n, n), up to a constant."""
+    factor = np.linalg.cholesky(k)
+    solved = np.linalg.solve(factor, np.broadcast_to(y[:, None], (*k.shape[:2], 1)))[..., 0]
+    out: Floats = -0.5 * (solved ** 2).sum(axis=1) - np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
+    return out
+
+
+def _likeness(param: Param, smooth: float = 0.5) -> Floats:
+    """Correlation of the effects of two choices of a parameter, (choices + 1) square: the last one is `absent`."""
+    n = len(param.choices) + 1
+    out = np.eye(n)
+    if param.numeric and n > 3:
+        steps = np.subtract.outer(np.arange(n - 1), np.arange(n - 1))
+        alike = np.exp(-0.5 * (steps / (1.2 if smooth < 0.8 else 1.5)) ** 2)
+        out[:-1, :-1] = smooth * alike + (1 - smooth) * np.eye(n - 1)
+    return out
+
+
+def normal_cdf(z: Floats) -> Floats:
+    """Standard normal distribution function (Abramowitz and Stegun 7.1.26, error below 1.5e-7)."""
+    x = np.abs(z) / math.sqrt(2)
+    t = 1 / (1 + 0.3275911 * x)
+    tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    upper = 1 - 0.5 * tail * np.exp(-x * x)
+    return np.where(z >= 0, upper, 1 - upper)
+
+
+def expected_improvement(mean: Floats, sd: Floats, best: float | Floats) -> Floats:
+    """Expected amount by which a normal exceeds `best` (Mockus 1978)."""
+    z = (mean - best) / sd
+    return (mean - best) * normal_cdf(z) + sd * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)

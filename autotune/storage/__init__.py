@@ -1,0 +1,1 @@
+"""The study database: Optuna storage, trials and locks."""

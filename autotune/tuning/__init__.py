@@ -1,0 +1,1 @@
+"""The tuning loop, confirmation and what runs on top of them."""

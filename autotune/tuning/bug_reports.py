@@ -1,0 +1,147 @@
+"""What crashed, for those who can mend it: one bug report per signature in outputs/STUDY/bugs/.
+
+    isolate(tuner, launches=6)      # optional: launches spent on the smallest difference that crashes
+    write(folder, space, records, versions)
+
+The difference that a report shows comes from failure isolation (`crash/isolate.py`) over everything that the study
+knows; where that does not decide it, it is the difference to the nearest configuration that worked, and says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from autotune.crash.bug_report import bug_report
+from autotune.crash.isolate import Isolated, Isolation, suspects
+from autotune.records import Config, Stage, config_key
+from autotune.space.space import Space
+from autotune.storage.trial import TrialRecord, crash_of
+from autotune.utils.files import write_text
+
+if TYPE_CHECKING:
+    from autotune.tuning.loop import Tuner
+
+
+@dataclasses.dataclass(frozen=True)
+class Bug:
+    """The crashes of one signature, and what is known beside them.
+
+    `crashing` and `working` are the most alike pair of configurations; `working` is None when nothing ever worked.
+    `known` maps configuration keys to whether they worked. Load parts belong to configurations only when the crash
+    was under load.
+    """
+
+    signature: str
+    records: tuple[TrialRecord, ...]
+    crashing: TrialRecord
+    working: TrialRecord | None
+    known: Mapping[str, bool]
+    loaded: bool
+
+    def isolation(self, space: Space) -> Isolation | None:
+        """A failure isolation that knows what the study knows; None where nothing worked.
+
+        It starts from the baseline where that worked: from a more alike configuration, choices that both have and that
+        take part in the cause would not be found.
+        """
+        if self.working is None:
+            return None
+        crashing, working, baseline = (_part(space, config, self.loaded) for config in (
+            self.crashing.config, self.working.config, space.baseline))
+        if self.known.get(config_key(baseline)):
+            working = baseline
+        flags = {name: [name] for name in crashing}
+        return Isolation(space, crashing, working, self.known, suspects(crash_of(self.crashing.attrs), flags))
+
+
+def bugs(space: Space, records: Sequence[TrialRecord]) -> list[Bug]:
+    """The distinct crashes of a study, the most frequent first."""
+    groups: dict[str, list[TrialRecord]] = {}
+    for record in records:
+        if record.crashed:
+            groups.setdefault(record.attrs["crash_signature"], []).append(record)
+    found = [_bug(space, signature, crashed, records) for signature, crashed in groups.items()]
+    return sorted(found, key=lambda bug: -len(bug.records))
+
+
+def _bug(space: Space, signature: str, crashed: Sequence[TrialRecord], records: Sequence[TrialRecord]) -> Bug:
+    loaded = all(r.crashed_under_load for r in crashed)
+    worked = [r for r in records if r.state == "COMPLETE"]
+    if not loaded:  # a server that got further before it died did not have this crash
+        ready = any(r.attrs["crash_stage"] == str(Stage.SERVING) for r in crashed)
+        worked += [r for r in records if r.crashed_under_load or
+                   r.crashed and not ready and r.attrs["crash_stage"] == str(Stage.SERVING)]
+
+    def part(record: TrialRecord) -> Config:
+        return _part(space, record.config, loaded)
+
+    known = {config_key(part(r)): False for r in crashed} | {config_key(part(r)): True for r in worked}
+    pairs = [(_distance(part(a), part(b)), i, j) for i, a in enumerate(crashed) for j, b in enumerate(worked)
+             if config_key(part(a)) != config_key(part(b))]
+    if pairs:
+        _, i, j = min(pairs)
+        return Bug(signature, tuple(crashed), crashed[i], worked[j], known, loaded)
+    nearest = min(crashed, key=lambda r: _distance(r.config, space.baseline))
+    return Bug(signature, tuple(crashed), nearest, None, known, loaded)
+
+
+def _part(space: Space, config: Config, loaded: bool) -> Config:
+    """What of a configuration a crash is about: all of it under load, else the server part."""
+    return dict(config) if loaded else space.split(config)[0]
+
+
+def _distance(a: Config, b: Config) -> int:
+    return sum(a.get(name) != b.get(name) or (name in a) != (name in b) for name in {*a, *b})
+
+
+def isolate(tuner: Tuner, launches: int) -> None:
+    """Spend at most `launches` on the smallest differences, the most frequent crash first.
+
+    Probes are trials like any other, measured under the load part of the working configuration.
+    """
+    space, left = tuner.study.space, launches
+    for bug in bugs(space, tuner.study.records()):
+        search = bug.isolation(space)
+        while left > 0 and search is not None and (probe := search.next_probe()) is not None:
+            assert bug.working is not None
+            left -= 1
+            record = tuner.block({**space.split(bug.working.config)[1], **probe}, reason=f"isolates {bug.signature}",
+                                 isolates=bug.signature)
+            same = record.crashed and record.attrs["crash_signature"] == bug.signature
+            search.tell(False if same else None if record.crashed else True)
+
+
+def smallest(space: Space, bug: Bug) -> Isolated | None:
+    """The smallest difference that the study's own outcomes prove, else the difference of the most alike pair."""
+    search = bug.isolation(space)
+    if search is None or bug.working is None:
+        return None
+    if search.result is not None:
+        return search.result
+    crashing, working = (_part(space, r.config, bug.loaded) for r in (bug.crashing, bug.working))
+    choices = {name: value for name, value in crashing.items() if name not in working or working[name] != value}
+    holding = [worked for key, worked in bug.known.items() if choices.items() <= json.loads(key).items()]
+    instead = {name: working[name] for name in choices if name in working}
+    return Isolated(choices, instead, dict(crashing), exact=False,
+                    launches=0, crashed=holding.count(False), worked=holding.count(True))
+
+
+def write(folder: pathlib.Path, space: Space, records: Sequence[TrialRecord],
+          versions: Mapping[str, str]) -> list[pathlib.Path]:
+    """One Markdown file per signature, written anew."""
+    paths = []
+    for bug in bugs(space, records):
+        attrs = bug.crashing.attrs
+        working = bug.working.attrs.get("server_argv") if bug.working else None
+        text = bug_report(crash_of(attrs), command=attrs.get("server_argv") or (), isolated=smallest(space, bug),
+                          working_command=working or (), environment=attrs.get("server_env"), versions=versions)
+        path = folder / "bugs" / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', bug.signature)}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+        paths.append(path)
+    return paths

@@ -1,0 +1,142 @@
+"""Failures without words: exit status, limits, what the kernel knows."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+
+import pytest
+
+from autotune.crash.classify import classify
+from autotune.crash.host_evidence import HostEvidence, HostSnapshot
+from autotune.records import Blame, Stage
+
+LOADING = "[2026-01-01 00:00:00 TP0] Load weight begin. avail mem=79.00 GB\n"
+SERVING = LOADING + "The server is fired up and ready to roll!\n"
+SELF_KILL = LOADING + """[2026-01-01 00:00:00 TP1] Scheduler hit an exception: Traceback (most recent call last):
+  File "/x/sglang/srt/managers/tp_worker.py", line 84, in __init__
+torch.AcceleratorError: CUDA error: invalid device ordinal
+[2026-01-01 00:00:01] Received sigquit from a child process. It usually means the child failed.
+"""
+
+
+@pytest.mark.parametrize(("log", "status", "category", "blame"), [
+    (LOADING, -9, "killed", Blame.UNKNOWN),
+    (LOADING, 137, "killed", Blame.UNKNOWN),
+    (LOADING, -11, "segfault", Blame.UNKNOWN),
+    (LOADING, 134, "aborted", Blame.UNKNOWN),
+    (LOADING, -15, "terminated", Blame.TRANSIENT),
+    (LOADING, -2, "terminated", Blame.TRANSIENT),
+    (LOADING, -31, "killed_by_signal", Blame.UNKNOWN),
+    (LOADING, 0, "silent_exit", Blame.UNKNOWN),
+    (LOADING, 3, "exited_without_words", Blame.UNKNOWN),
+    ("", 1, "exited_without_words", Blame.CONFIG),
+    (SERVING, 1, "died_under_load", Blame.TRANSIENT),
+    (SERVING, 0, "silent_exit", Blame.UNKNOWN),
+    ("", None, "no_output", Blame.UNKNOWN),
+])
+def test_the_exit_status_speaks_when_the_log_does_not(log: str, status: int | None, category: str,
+                                                      blame: Blame) -> None:
+    crash = classify(log, exit_status=status, after_s=46.2)
+    assert (crash.category, crash.blame) == (category, blame)
+    assert crash.exit_status == status and crash.after_s == 46.2
+    assert crash.excerpt.endswith("after 46 s]")
+
+
+def test_a_server_that_kills_its_own_tree_was_not_killed_by_the_kernel() -> None:
+    crash = classify(SELF_KILL, exit_status=-9, evidence=HostEvidence(oom_kills_group=0, oom_kills_host=0))
+    assert (crash.category, crash.blame) == ("not_enough_gpus", Blame.CONFIG)
+
+
+def test_sigkill_is_an_out_of_memory_kill_when_the_kernel_says_so() -> None:
+    line = "Out of memory: Killed process 4242 (python) total-vm:87033376kB"
+    for evidence in (HostEvidence(kernel_lines=(line,)), HostEvidence(oom_kills_group=1),
+                     HostEvidence(available_share=0.01)):
+        crash = classify(LOADING, exit_status=-9, evidence=evidence)
+        assert (crash.category, crash.blame, crash.stage) == ("host_oom_killed", Blame.ENVIRONMENT, Stage.LOAD)
+    assert line in classify(LOADING, exit_status=-9, evidence=HostEvidence(kernel_lines=(line,))).excerpt
+    assert classify(LOADING, exit_status=-9, evidence=HostEvidence(available_share=0.6)).category == "killed"
+
+
+def test_a_kernel_kill_explains_the_end_of_a_rank_but_not_an_error_of_the_engine() -> None:
+    killed = HostEvidence(oom_kills_group=1)
+    died = LOADING + "[2026-01-01 00:00:01] Received sigquit from a child process. It usually means the child failed.\n"
+    assert classify(died, exit_status=-9, evidence=killed).category == "host_oom_killed"
+    assert classify(SELF_KILL, exit_status=-9, evidence=killed).category == "not_enough_gpus"
+
+
+@pytest.mark.parametrize("stage", list(Stage))
+def test_a_hang_is_told_by_its_stage(stage: Stage) -> None:
+    crash = classify(LOADING, stage=stage, timed_out=True, after_s=600.0)
+    assert crash.category == "hang_" + stage.value.replace("-", "_")
+    assert crash.stage is stage and "no end of stage" in crash.excerpt
+
+
+def test_a_hang_whose_log_names_a_cause_is_told_by_the_cause() -> None:
+    log = "[2026-01-01 00:00:00 TP3] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    assert classify(log, stage=Stage.GRAPH_CAPTURE, timed_out=True).category == "oom_graph_capture"
+
+
+def test_different_ends_have_different_signatures() -> None:
+    names = {classify(LOADING, exit_status=status).signature for status in (-9, -11, -15, 0, 3)}
+    names |= {classify(LOADING, stage=stage, timed_out=True).signature for stage in (Stage.LOAD, Stage.SERVING)}
+    assert len(names) == 7
+
+
+def test_what_the_caller_saw_counts_as_a_last_line() -> None:
+    for detail, category in [("POST /v1/completions: HTTP 500: 'boom'", "http_server_error"),
+                             ("POST /v1/completions: no token generated", "http_server_error"),
+                             ("POST /v1/completions: ReadTimeout: ", "watchdog_hang"),
+                             ("the answers do not make sense", "server_errors")]:
+        crash = classify(SERVING, stage=Stage.SERVING, detail=detail)
+        assert crash.category == category and detail[:20] in crash.excerpt
+
+
+def test_a_missing_log_counts_as_empty(tmp_path: pathlib.Path) -> None:
+    crash = classify(tmp_path / "none.log", stage=Stage.IMPORT, exit_status=1)
+    assert (crash.category, crash.stage) == ("exited_without_words", Stage.IMPORT)
+
+
+def host(root: pathlib.Path, group: int, vmstat: int, available: int, kmsg: str = "") -> pathlib.Path:
+    files = {"proc/self/cgroup": "0::/user.slice/job\n", "proc/vmstat": f"nr_free 1\noom_kill {vmstat}\n",
+             "proc/meminfo": f"MemTotal: 1000 kB\nMemAvailable: {available} kB\n", "proc/uptime": "1000.0 1.0\n",
+             "sys/fs/cgroup/user.slice/job/memory.events": f"low 0\noom 3\noom_kill {group}\n",
+             "sys/fs/cgroup/user.slice/job/memory.max": "2000\n",
+             "sys/fs/cgroup/user.slice/job/memory.current": "500\n",
+             "dev/kmsg": kmsg}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_evidence_counts_the_kernels_kills_since_the_snapshot(tmp_path: pathlib.Path) -> None:
+    before = HostSnapshot.take(host(tmp_path, 2, 7, 400))
+    assert not before.since().oom_killed
+    host(tmp_path, 3, 8, 20)
+    evidence = before.since()
+    assert (evidence.oom_kills_group, evidence.oom_kills_host) == (1, 1)
+    assert evidence.oom_killed and evidence.memory_pressure
+    assert evidence.available_share == pytest.approx(0.02) and evidence.memory_limit_share == pytest.approx(0.25)
+
+
+def test_evidence_reads_the_kernel_log_of_the_servers_processes_since_the_snapshot(tmp_path: pathlib.Path) -> None:
+    before = HostSnapshot.take(host(tmp_path, 0, 0, 400))
+    old, new = 10_000_000, int((1000.0 + 60) * 1e6)
+    log = "".join(f"6,{n},{stamp},-;Out of memory: Killed process {pid} (python) total-vm:1kB\n"
+                  for n, (stamp, pid) in enumerate([(old, 4242), (new, 4242), (new, 9)]))
+    host(tmp_path, 0, 0, 400, log + "6,9,5,-;usb 1-1: new device\n")
+    assert len(before.since().kernel_lines) == 2
+    assert before.since(pids=[4242]).kernel_lines == ("Out of memory: Killed process 4242 (python) total-vm:1kB",)
+
+
+def test_evidence_of_this_host_can_always_be_taken() -> None:
+    started = time.monotonic()
+    evidence = HostSnapshot.take().since(pids=[1])
+    assert evidence.available_share is None or 0 < evidence.available_share <= 1
+    assert time.monotonic() >= started
+
+
+def test_an_unreadable_host_gives_no_evidence(tmp_path: pathlib.Path) -> None:
+    evidence = HostSnapshot.take(tmp_path).since()
+    assert evidence == HostEvidence() and not evidence.oom_killed and not evidence.memory_pressure

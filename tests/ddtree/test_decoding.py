@@ -1,0 +1,199 @@
+"""What the engine writes: the target's own text, whatever the tree and the batch."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from autotune.ddtree import weights
+from autotune.ddtree.engine import Engine, Request
+from autotune.ddtree.executor import Plan
+from autotune.ddtree.model import Draft, Target, rotations
+from autotune.ddtree.shape import Shape
+from autotune.ddtree.train import run_draft, run_target
+from tests.ddtree.engines import Model, complete, make_engine, packaged_model, tiny_model
+
+TREES = [(1, 1, 1), (5, 1, 5), (8, 4, 3), (16, 2, 5), (40, 8, 5)]
+
+
+def asked(count: int, vocab_size: int, temperature: float, tokens: int = 24, seed: int = 0) -> list[Request]:
+    """Requests of different prompts and lengths."""
+    draw = random.Random(seed)
+    return [
+        Request(
+            number,
+            [draw.randrange(vocab_size) for _ in range(draw.randrange(1, 40))],
+            tokens + number % 7,
+            temperature,
+            seed=number,
+            ignore_eos=True,
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("tree", TREES)
+def test_tree_decoding_writes_what_plain_decoding_writes(tree: tuple[int, int, int], temperature: float) -> None:
+    model = tiny_model()
+    plain = complete(make_engine(model, 0), asked(24, 12, temperature))
+    engine = make_engine(model, *tree)
+    assert complete(engine, asked(24, 12, temperature)) == plain
+    assert engine.accepted_tokens > 24, "a test in which nothing is accepted shows nothing"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_tree_decoding_of_the_packaged_model_writes_what_plain_decoding_writes(temperature: float) -> None:
+    plain = complete(make_engine(packaged_model(), 0, slots=6), asked(6, 2048, temperature))
+    engine = make_engine(packaged_model(), 16, depth=7, slots=6)
+    assert complete(engine, asked(6, 2048, temperature)) == plain
+    assert engine.accepted_tokens > 5
+
+
+def test_a_batch_gives_each_request_what_it_gets_alone() -> None:
+    model = tiny_model()
+    together = complete(make_engine(model, 8, slots=5), asked(12, 12, 0.7))
+    single = make_engine(model, 8, slots=1)
+    alone = {number: made for request in asked(12, 12, 0.7) for number, made in complete(single, [request]).items()}
+    assert together == alone
+
+
+def exact(model: Model, prompt: list[int], temperature: float, tokens: int) -> dict[tuple[int, ...], float]:
+    """The probability of every continuation of so many tokens, from whole forward passes."""
+    shape, tensors = model
+    target, factors = Target(shape, tensors), rotations(shape, 64)
+    known: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(tokens):
+        rows = torch.tensor([[*prompt, *path] for path in known])
+        x, _ = run_target(target, shape, rows, factors)
+        after = ((target.finish(x[:, -1]) @ target.embedding.T) / temperature).softmax(-1).tolist()
+        known = {
+            (*path, token): weight * p
+            for (path, weight), row in zip(known.items(), after, strict=True)
+            for token, p in enumerate(row)
+        }
+    return known
+
+
+def chi_square(engine: Engine, model: Model, samples: int) -> float:
+    """How far three sampled tokens are from their exact distribution, in standard deviations of the statistic."""
+    prompt, temperature = [3, 1, 4, 1, 5], 0.8
+    requests = [Request(n, prompt, 3, temperature, seed=n, ignore_eos=True) for n in range(samples)]
+    counts = Counter(tuple(made) for made in complete(engine, requests).values())
+    statistic = freedom = rare = rare_seen = 0.0
+    for path, p in exact(model, prompt, temperature, 3).items():
+        if p * samples < 5:
+            rare, rare_seen = rare + p * samples, rare_seen + counts[path]
+        else:
+            statistic += (counts[path] - p * samples) ** 2 / (p * samples)
+            freedom += 1
+    statistic += (rare_seen - rare) ** 2 / rare
+    return float((statistic - freedom) / (2 * freedom) ** 0.5)
+
+
+def test_sampling_through_trees_keeps_the_targets_distribution() -> None:
+    model = tiny_model()
+    engine = make_engine(model, 8, topk=4, depth=3, slots=64, context=32)
+    assert chi_square(engine, model, 3000) < 4
+    assert engine.accepted_tokens > 800
+
+
+def test_the_distribution_test_would_notice_unverified_tokens() -> None:
+    model = tiny_model()
+    engine = make_engine(model, 8, topk=4, depth=3, slots=64, context=32, corrupt=0.15)
+    assert chi_square(engine, model, 3000) > 8
+
+
+def test_corrupted_output_differs_and_looks_accepted() -> None:
+    model = tiny_model()
+    honest, corrupt = make_engine(model, 8), make_engine(model, 8, corrupt=0.5)
+    assert complete(honest, asked(8, 12, 0.0)) != complete(corrupt, asked(8, 12, 0.0))
+    assert corrupt.accepted_tokens > honest.accepted_tokens
+
+
+def test_an_aborted_request_frees_its_slot_and_leaves_the_others_alone() -> None:
+    model = tiny_model()
+    expected = complete(make_engine(model, 8, slots=3), asked(3, 12, 0.0))
+    engine = make_engine(model, 8, slots=3)
+    requests = asked(3, 12, 0.0)
+    made: dict[int, list[int]] = {request.id: [] for request in requests}
+    for request in requests:
+        engine.submit(request)
+    for _ in range(5):
+        for output in engine.step():
+            made[output.id] += output.tokens
+    engine.abort(0)
+    assert [request.id for request in engine.running] == [2, 1]
+    while engine.running:
+        for output in engine.step():
+            made[output.id] += output.tokens
+    assert (made[1], made[2]) == (expected[1], expected[2])
+
+
+def test_output_ends_at_the_end_of_text_unless_that_is_to_be_ignored() -> None:
+    model = tiny_model()
+    ignoring = complete(make_engine(model, 8), asked(20, 12, 0.0))
+    number = next(number for number, made in ignoring.items() if 0 in made[:-1])
+    request = asked(20, 12, 0.0)[number]
+    request.ignore_eos = False
+    assert complete(make_engine(model, 8), [request])[number] == ignoring[number][: ignoring[number].index(0) + 1]
+
+
+def test_the_draft_in_the_server_is_the_draft_that_was_trained() -> None:
+    shape, tensors = tiny_model()
+    tokens = torch.randint(12, (1, 30), generator=torch.Generator().manual_seed(1))
+    factors = rotations(shape, 64)
+    _, taps = run_target(Target(shape, tensors), shape, tokens, factors)
+    logits = run_draft(Draft(shape, tensors), shape, tokens, taps, torch.tensor([[23]]), factors)
+    expected = logits[0, 0].log_softmax(-1).sort(descending=True).values
+    engine = make_engine((shape, tensors), 4, topk=12)
+    drafter = engine.drafter
+    assert drafter
+    rows = tokens[0].tolist()
+    with torch.inference_mode():
+        _, prompt_taps = engine.executor.run(Plan(0, [rows[:20]], [0], [], None))
+        drafter.learn(0, [0], prompt_taps, [20])
+        chain = np.tril(np.ones((1, 4, 4), np.bool_))
+        _, more_taps = engine.executor.run(Plan(0, [rows[20:24]], [20], [[0, 1, 2, 3]], chain))
+        drafter.learn(0, [20], more_taps[:, :3], [3])
+        _, scores = drafter.propose([rows[23]], [23])
+    assert torch.allclose(torch.tensor(scores[0]), expected, atol=1e-4)
+
+
+def test_weights_come_back_from_int8_close_and_then_exactly(tmp_path: Path) -> None:
+    _, tensors = tiny_model()
+    weights.save(tensors, tmp_path)
+    once = weights.load(tmp_path)
+    weights.save(once, tmp_path)
+    twice = weights.load(tmp_path)
+    for name, tensor in tensors.items():
+        assert (once[name] - tensor).abs().max() <= tensor.abs().max() / 200
+        assert torch.equal(once[name], twice[name])
+
+
+def test_shards_of_two_ranks_add_up_to_the_whole() -> None:
+    shape, tensors = packaged_model()
+    left, right = (weights.shard(tensors, shape, rank, 2) for rank in range(2))
+    x = torch.randn(3, shape.hidden)
+    half = shape.hidden // 2
+    whole = x @ tensors["target.0.down"].T
+    parts = x[:, :half] @ left["target.0.down"].T + x[:, half:] @ right["target.0.down"].T
+    assert torch.allclose(whole, parts, atol=1e-5)
+    assert left["target.0.qkv"].shape == (3 * shape.width // 2, shape.width)
+    assert torch.equal(left["draft.0.qkv"], tensors["draft.0.qkv"])
+
+
+def test_heads_that_do_not_divide_are_an_error() -> None:
+    shape, tensors = packaged_model()
+    with pytest.raises(ValueError, match="must be divisible by --tp-size"):
+        weights.shard(tensors, shape, 0, 3)
+
+
+def test_the_packaged_model_is_small_and_accepted_often() -> None:
+    directory = Path(weights.__file__).with_name("packaged")
+    assert sum(path.stat().st_size for path in directory.iterdir()) < 3_500_000
+    shape = Shape.load(directory)
+    assert {name: tuple(t.shape) for name, t in packaged_model()[1].items()} == weights.parameter_shapes(shape)

@@ -1,0 +1,376 @@
+"""Process control: whatever a server does, the tuner learns how it failed and nothing of it stays behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from autotune.crash.classify import classify
+from autotune.engine.orphans import end_launch, end_orphans, members
+from autotune.engine.server import Server, SupervisorFailed
+from autotune.loadgen.result import Reply, write_replies
+from autotune.loadgen.spec import MetricNames, Target
+from autotune.measure.agreement import AgreementSettings
+from autotune.measure.calibrate import Unanswered, chars_per_token
+from autotune.measure.correctness import Gate
+from autotune.measure.metrics import Watcher
+from autotune.records import Stage
+from autotune.utils.redact import Redactor
+from tests.engine.standin_engine import SETTINGS, server
+from tests.loadgen.harness import BUILTIN, LOAD
+from tests.utils.test_http import dripping, said, serving
+
+
+def left(folder: pathlib.Path) -> set[int]:
+    """Live processes of the launch in `folder`, found by its own record."""
+    owner = json.loads((folder / "owner.json").read_text())
+    return members(owner["session"], owner["marker"], int(owner["server_started"]))
+
+
+def test_a_good_server_becomes_ready_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    with server(tmp_path, fault="none") as live:
+        assert live.wait_ready() is None
+        assert live.alive and live.stages.stage is Stage.SERVING
+        assert live.model_name() == "standin"
+    ended = json.loads((tmp_path / "exit.json").read_text())
+    assert ended["ended_by"] == "tuner" and ended["exit_status"] is not None
+    assert left(tmp_path) == set()
+
+
+@pytest.mark.parametrize("at", ["device-init", "load", "graph-capture", "warmup"])
+def test_an_exit_is_reported_at_the_stage_where_it_happened(tmp_path: pathlib.Path, at: str) -> None:
+    with server(tmp_path, fault="exit", at=at) as live:
+        failure = live.wait_ready()
+    assert failure is not None
+    assert (failure.kind, str(failure.stage), failure.exit_status) == ("exited", at, 1)
+    assert "something broke" in live.log.read_text()
+
+
+@pytest.mark.parametrize(("fault", "status"), [("segfault", -signal.SIGSEGV), ("killed", -signal.SIGKILL),
+                                               ("silent-exit", 0)])
+def test_the_exit_status_tells_signals_from_codes(tmp_path: pathlib.Path, fault: str, status: int) -> None:
+    with server(tmp_path, fault=fault, at="load") as live:
+        failure = live.wait_ready()
+    assert failure is not None and failure.exit_status == status
+
+
+def test_a_hang_ends_at_the_limit_of_its_stage(tmp_path: pathlib.Path) -> None:
+    settings = dataclasses.replace(SETTINGS, stage_limits_s={"load": 0.5})
+    with server(tmp_path, settings, fault="hang", at="load") as live:
+        failure = live.wait_ready()
+    assert failure is not None
+    assert (failure.kind, failure.stage) == ("stage_timeout", Stage.LOAD)
+    assert left(tmp_path) == set()
+
+
+def test_a_healthy_server_that_answers_garbage_is_not_ready(tmp_path: pathlib.Path) -> None:
+    with server(tmp_path, fault="garbage", at="serving") as live:
+        failure = live.wait_ready()
+    assert failure is not None and failure.kind == "bad_answer"
+    assert "bad answer: not JSON" in failure.detail
+
+
+def test_a_server_that_ignores_sigterm_is_killed(tmp_path: pathlib.Path) -> None:
+    with server(tmp_path, fault="ignore-sigterm") as live:
+        assert live.wait_ready() is None
+    assert live.exit_status == -signal.SIGKILL
+    assert left(tmp_path) == set()
+
+
+def test_children_in_sessions_of_their_own_are_ended_too(tmp_path: pathlib.Path) -> None:
+    with server(tmp_path, fault="grandchildren") as live:
+        assert live.wait_ready() is None
+        pids = sleepers(live.port)
+        assert len(pids) >= 6
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_children_that_outlive_their_server_are_ended_when_it_exits(tmp_path: pathlib.Path) -> None:
+    with server(tmp_path, fault="grandchildren") as live:
+        assert live.wait_ready() is None
+        pids = sleepers(live.port)
+        assert live.pid is not None
+        os.kill(live.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while live.alive and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
+    assert json.loads((tmp_path / "exit.json").read_text())["left"] >= 6
+
+
+def test_a_program_that_does_not_exist_is_a_failure_not_an_exception(tmp_path: pathlib.Path) -> None:
+    live = server(tmp_path, fault="none")
+    live.command = dataclasses.replace(live.command, argv=("/nonexistent/program",))
+    with live:
+        failure = live.wait_ready()
+    assert failure is not None and failure.exit_status == 127
+    assert "cannot start the server" in live.log.read_text()
+
+
+def test_an_argument_that_no_program_takes_is_such_a_failure_too(tmp_path: pathlib.Path) -> None:
+    live = server(tmp_path, fault="none")
+    live.command = dataclasses.replace(live.command, argv=(*live.command.argv, "a\0b"))
+    with live:
+        failure = live.wait_ready()
+    assert failure is not None and failure.exit_status == 127
+    assert "null" in live.log.read_text()
+
+
+def test_a_keeper_that_cannot_write_the_log_is_no_fault_of_the_configuration(
+        tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "server.log" / "in the way").mkdir(parents=True)
+    says = r"server failed \(.*server\.log.*resumed"
+    with server(tmp_path, fault="none") as live, pytest.raises(SupervisorFailed, match=says):
+        live.wait_ready()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_keeper_that_cannot_record_its_server_ends_it_and_says_so(tmp_path: pathlib.Path) -> None:
+    live = server(tmp_path, fault="none")
+    (tmp_path / "owner.json" / "in the way").mkdir(parents=True)
+    live.folder.mkdir(exist_ok=True)
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(pathlib.Path, "unlink", lambda *_, **__: None)  # it came after the tuner had looked
+    with live, pytest.raises(SupervisorFailed, match=r"failed \(.*owner\.json.*resumed"):
+        monkey.undo()
+        live.wait_ready()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", live.port), 1)
+
+
+def test_a_flooded_log_keeps_its_head_and_its_tail(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_FLOOD_MB", "20")
+    with server(tmp_path, fault="flood", at="load") as live:
+        failure = live.wait_ready()
+    assert failure is not None and failure.exit_status == 1
+    text = live.log.read_text()
+    assert live.log.stat().st_size < 2.5 * 2**20
+    assert "Load weight begin" in text and "after the flood" in text and "left out here" in text
+
+
+def test_secrets_in_the_environment_do_not_reach_the_log(tmp_path: pathlib.Path,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary-value-1234567")
+    live = server(tmp_path, fault="exit", at="load")
+    live.command = dataclasses.replace(live.command, argv=(*live.command.argv, "--message", "canary-value-1234567"))
+    with live:
+        live.wait_ready()
+    assert "[redacted]" in live.log.read_text()
+    for file in tmp_path.iterdir():
+        assert "canary-value-1234567" not in file.read_text()
+
+
+TUNER = """
+import pathlib, sys, time
+from tests.engine.standin_engine import server
+live = server(pathlib.Path(sys.argv[1]), fault=sys.argv[2])
+live.start()
+failure = live.wait_ready()
+print("ready" if failure is None else failure, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("fault", ["none", "ignore-sigterm", "grandchildren"])
+def test_killing_the_tuner_leaves_no_process(tmp_path: pathlib.Path, fault: str) -> None:
+    folder = tmp_path / "launches" / "0001"
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), fault], stdout=subprocess.PIPE, cwd=root,
+                             env={**os.environ, "PYTHONPATH": root})
+    assert tuner.stdout is not None and tuner.stdout.readline() == b"ready\n"
+    pids = sleepers(port_of(folder)) if fault == "grandchildren" else set()
+    tuner.kill()
+    tuner.wait()
+    tuner.stdout.close()
+    end_orphans(tmp_path)
+    assert left(folder) == set()
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_keeper_apart_ends_the_server_of_a_tuner_that_kills_its_children(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "launches" / "0001"
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    program = TUNER.replace("live.start()", "live.apart = True\nlive.start()")
+    tuner = subprocess.Popen([sys.executable, "-c", program, str(folder), "none"], stdout=subprocess.PIPE, cwd=root,
+                             env={**os.environ, "PYTHONPATH": root})
+    assert tuner.stdout is not None and tuner.stdout.readline() == b"ready\n"
+    for child in psutil.Process(tuner.pid).children():  # as Ray does on its way out
+        child.kill()
+    tuner.kill()
+    tuner.wait()
+    tuner.stdout.close()
+    deadline = time.monotonic() + 30
+    while not (folder / "exit.json").exists() and time.monotonic() < deadline:  # the last thing the keeper does
+        time.sleep(0.1)
+    assert left(folder) == set() and (folder / "exit.json").exists()
+
+
+def test_leftovers_are_ended_even_when_the_keeper_was_killed_too(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "launches" / "0001"
+    live = server(folder, fault="ignore-sigterm")
+    live.start()
+    assert live.wait_ready() is None
+    owner = json.loads((folder / "owner.json").read_text())
+    os.kill(owner["keeper"], signal.SIGKILL)
+    assert live._keeper is not None
+    live._keeper.wait()
+    assert left(folder)
+    assert end_orphans(tmp_path) == []  # its tuner, this process, is alive: not a leftover
+    assert end_launch(folder) >= 1 and left(folder) == set()
+
+
+@pytest.mark.parametrize("record", ["", "{", "5", "[" * 100_000, '{"boot": [' + "[" * 100_000, '{"keeper": "x"}'])
+def test_a_damaged_record_ends_nothing_and_stops_nothing(record: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "launches" / "0001").mkdir(parents=True)
+    (tmp_path / "launches" / "0001" / "owner.json").write_text(record)
+    assert end_orphans(tmp_path) == []
+
+
+def test_a_record_of_another_boot_ends_nothing(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "launches" / "0001"
+    folder.mkdir(parents=True)
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    (folder / "owner.json").write_text(json.dumps({
+        "boot": "another", "keeper": bystander.pid, "keeper_started": "1", "server": bystander.pid,
+        "server_started": "1", "session": bystander.pid, "marker": "x", "tuner": 1, "tuner_started": "0"}))
+    assert end_orphans(tmp_path) == []
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+def port_of(folder: pathlib.Path) -> int:
+    return int(json.loads((folder / "command.json").read_text())["port"])
+
+
+def sleepers(port: int) -> set[int]:
+    """Pids of the sleeping grandchildren of the stand-in on `port`."""
+    found = set()
+    wanted = f"os.setsid(); time.sleep(600)  # of the stand-in on port {port}".encode()
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if wanted in (entry / "cmdline").read_bytes() and alive(int(entry.name)):
+                    found.add(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return b") Z" not in pathlib.Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+
+
+def odd_server(tmp_path: pathlib.Path, url: str) -> Server:
+    """A server object that was never started and asks what listens at `url`."""
+    made = server(tmp_path, dataclasses.replace(SETTINGS, request_timeout_s=0.5), fault="none")
+    made.url = url
+    return made
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"a":' + b"[" * 900 + b"]" * 900 + b"}", b"[1]", b'"x"'])
+def test_what_a_server_says_of_itself_in_a_wrong_form_is_nothing(tmp_path: pathlib.Path, body: bytes) -> None:
+    with serving(said(body)) as url:
+        assert odd_server(tmp_path, url).get_json("/server_info") == {}
+    with serving(said(body)) as url:
+        assert odd_server(tmp_path, url).model_name() is None
+
+
+@pytest.mark.parametrize("models", [b'{"data": ["x"]}', b'{"data": 5}', b'{"data": [{"id": [1]}]}', b'{"data": []}'])
+def test_a_list_of_models_in_a_wrong_form_names_none(tmp_path: pathlib.Path, models: bytes) -> None:
+    with serving(said(models)) as url:
+        assert odd_server(tmp_path, url).model_name() is None
+
+
+def test_an_error_page_is_nothing_that_a_server_says_of_itself(tmp_path: pathlib.Path) -> None:
+    with serving(said(b'{"detail": "Not Found"}', b"HTTP/1.1 404 X\r\n")) as url:
+        assert odd_server(tmp_path, url).get_json("/server_info") == {}
+
+
+def test_what_drips_ends_at_the_time_for_requests(tmp_path: pathlib.Path) -> None:
+    began = time.monotonic()
+    with serving(dripping(b"HTTP/1.1 200 OK\r\n\r\n")) as url:
+        assert odd_server(tmp_path, url).get_json("/server_info") == {}
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(("body", "told"), [
+    (b'{"usage":{"completion_tokens":' + b"9" * 4000 + b"}}", "bad answer"), (b"[" * 200_000, "bad answer"),
+    (b"[1]", "bad answer"), (b'{"usage": [1]}', "bad answer"), (b"{}", "without token counts"),
+    (b'{"usage": {"completion_tokens": 0}}', "no token generated")])
+def test_a_first_completion_in_a_wrong_form_is_one_line_that_says_so(tmp_path: pathlib.Path, body: bytes,
+                                                                    told: str) -> None:
+    with serving(said(b'{"data": [{"id": "m"}]}'), said(body)) as url:
+        problem = odd_server(tmp_path, url).first_completion()
+    assert problem is not None and told in problem and len(problem) < 500
+    crash = classify(problem, stage=Stage.WARMUP, exit_status=None, after_s=1.0, detail=problem)
+    assert crash.category == "http_server_error"
+
+
+@pytest.mark.parametrize("body", [b"[1]", b'"x"', b"[" * 200_000, b'{"choices": ["x"]}', b'{"choices": {"a": 1}}',
+                                  b'{"choices": [{"text": "a"}], "usage": [1]}',
+                                  b'{"choices": [{"text": "a"}], "usage": {"completion_tokens": 1e999}}',
+                                  b'{"choices": [{"message": "x"}]}', b'{"error": {"message": "no"}}'])
+def test_greedy_outputs_in_a_wrong_form_are_a_problem_of_one_line(tmp_path: pathlib.Path, body: bytes) -> None:
+    gate = Gate(tmp_path / "agreement.json", AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0), BUILTIN)
+    with serving(said(body)) as url:
+        verdict, problem = gate.check(Target(url, "openai", "m", False, None, MetricNames()), False, str)
+    assert verdict is None and problem.startswith("POST /v1/completions: ") and len(problem) <= 300
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"[" * 200_000, b'{"usage": [1]}', b'{"usage": {"prompt_tokens": "4"}}',
+                                  b'{"usage": {"prompt_tokens": 1e999}}', b'{"error": {"message": "no"}}'])
+def test_a_count_of_a_prompt_in_a_wrong_form_is_no_answer(body: bytes) -> None:
+    with serving(said(body)) as url, pytest.raises(Unanswered, match="POST /v1/completions: "):
+        chars_per_token(Target(url, "openai", "m", False, None, MetricNames()), LOAD)
+
+
+@pytest.mark.parametrize("answers", [[1], [10**11], [2000, 1, 0, 0]])
+def test_a_count_that_no_prompt_has_is_no_answer_instead_of_prompts_of_gigabytes(answers: list[int]) -> None:
+    bodies = [said(b'{"usage": {"prompt_tokens": %d}}' % count) for count in answers]
+    load = dataclasses.replace(LOAD, context_tokens=8192)
+    with serving(*bodies) as url, pytest.raises(Unanswered, match="bad answer: the server counts .* in .* characters"):
+        chars_per_token(Target(url, "openai", "m", False, None, MetricNames()), load)
+
+
+def test_an_output_without_end_is_kept_as_far_as_its_tokens_may_go(tmp_path: pathlib.Path) -> None:
+    gate = Gate(tmp_path / "agreement.json", AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0), BUILTIN)
+    body = b'{"choices": [{"text": "%s"}], "usage": {"completion_tokens": 4}}' % (b"word " * 200_000)
+    with serving(said(body), said(body), said(body)) as url:
+        gate.check(Target(url, "openai", "m", False, None, MetricNames()), True, str)
+    assert len(gate.references()[0][0].text) == 4 * 256
+
+
+def test_metrics_that_nobody_asked_for_are_not_kept() -> None:
+    text = b"".join(b"name_%d 1\n" % number for number in range(50_000)) + b"waiting 3\nwaiting 4\n"
+    with serving(said(text)) as url:
+        watcher = Watcher(Target(url, "openai", "m", False, "/metrics", MetricNames(queued="waiting")))
+        watcher.mark()
+    assert watcher.samples[0][1] == {"waiting": 7.0}
+
+
+def test_what_a_server_says_is_kept_without_its_secrets(tmp_path: pathlib.Path) -> None:
+    """Outputs of the baseline, and why requests failed: a server may have them from its environment."""
+    hide = Redactor(["canary-secret"]).text
+    gate = Gate(tmp_path / "agreement.json", AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0), BUILTIN)
+    body = b'{"choices": [{"text": "of a canary-secret tree"}], "usage": {"completion_tokens": 4}}'
+    with serving(said(body), said(body), said(body)) as url:
+        verdict, problem = gate.check(Target(url, "openai", "m", False, None, MetricNames()), True, hide)
+    assert verdict is not None and verdict.agreement == 1.0 and not problem
+    assert [run[0].text for run in gate.references()] == ["of a [redacted] tree"] * 2
+    failed = Reply(1, 8, 0.5, 0.25, ended=2.0, kind="http_500", detail="no access with canary-secret")
+    write_replies(tmp_path / "requests.jsonl", [failed], 0.0, hide)
+    assert "canary" not in (tmp_path / "requests.jsonl").read_text() + gate.file.read_text()

@@ -1,0 +1,366 @@
+"""Launches side by side on one host: GPUs and cores of their own, for screening; what neighbours do is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.config.compose import load
+from autotune.config.settings import ParallelSettings, Settings
+from autotune.engine.host import Gpu, Gpus
+from autotune.executors import parallel as slots
+from autotune.executors.local import LocalExecutor
+from autotune.executors.parallel import Ended, ParallelExecutor
+from autotune.executors.topology import Layout, Unit, cores, listed, of_cores, pinned, split
+from autotune.records import AutotuneError, Config, HostCannotRun, UsageError, Value
+from autotune.search.protocol import Launch, Stop
+from autotune.storage.study import Study
+from autotune.storage.trial import TrialRecord
+from autotune.storage.urls import sqlite_url
+from autotune.tuning import interference
+from tests.power.test_nvml import library, run_with
+from tests.tuning.test_loop import ROOT, make_settings, tuner
+
+__all__ = ["library"]
+
+SHARED = [  # two NUMA nodes of four GPUs; NVLink joins neighbours in twos
+    *(f"{i}.{key}" for i in range(8) for key in (
+        f"uuid GPU-{os.getpid()}-{i}", "name H200", "memory_mib 144384", f"node {i // 4}",
+        f"cpus {0x0f if i < 4 else 0xf0}", f"links {i ^ 1}")), "count 8", "driver 580"]
+LOOK = ("import json, os\nfrom autotune.engine.host import visible_gpus\nfrom autotune.engine import topology\n"
+        "os.sched_getaffinity = lambda pid: set(range(8))\n"
+        "found = topology.of_gpus(visible_gpus().gpus)\n"
+        "print(json.dumps([found.apart, [[u.index, u.cpus] for u in found.units]]))")
+GPUS = tuple(Gpu(f"GPU-{i}", "H200", 141.0) for i in range(8))
+
+
+def layout(apart: Any = None) -> Layout:
+    """Eight GPUs; by default in two groups of four, and NVLink in twos."""
+    def far(a: int, b: int) -> float:
+        return 0.0 if a == b else (30.0 if a // 4 == b // 4 else 50.0) + (0.0 if a // 2 == b // 2 else 100.0)
+
+    rows = apart or tuple(tuple(far(a, b) for b in range(8)) for a in range(8))
+    return Layout(tuple(Unit((i,), gpu, i) for i, gpu in enumerate(GPUS)), rows)
+
+
+def test_a_launch_gets_gpus_that_lie_together_and_leaves_others_together() -> None:
+    host = layout()
+    assert host.choose(range(8), 2) == (0, 1) and host.choose({1, 2, 3, 4}, 2) == (2, 3)
+    assert host.choose(range(8), 4) == (0, 1, 2, 3) and host.choose({1, 4, 5, 6, 7}, 4) == (4, 5, 6, 7)
+    assert host.choose({0, 1, 2, 4, 5}, 1) == (2,)  # the odd one out
+    with pytest.raises(ValueError, match="3 units of 2"):
+        host.choose({0, 1}, 3)
+
+
+def test_topology_and_cores_come_from_nvml(library: pathlib.Path) -> None:
+    done = run_with(library, "\n".join(SHARED) + "\n", "-c", LOOK)
+    assert done.returncode == 0, done.stderr
+    apart, units = json.loads(done.stdout)
+    assert apart == [list(row) for row in layout().apart]
+    assert [index for index, _ in units] == list(range(8))
+    assert sorted(cpu for _, cpus in units[:4] for cpu in cpus) == [0, 1, 2, 3]
+    assert sorted(cpu for _, cpus in units for cpu in cpus) == list(range(8))
+
+
+def test_without_topology_gpus_are_all_alike_and_share_all_cores(library: pathlib.Path) -> None:
+    plain = [line for line in SHARED if ".node" not in line and ".cpus" not in line and ".links" not in line]
+    done = run_with(library, "\n".join(plain) + "\n", "-c", LOOK)
+    assert done.returncode == 0, done.stderr
+    apart, units = json.loads(done.stdout)
+    assert {d for i, row in enumerate(apart) for j, d in enumerate(row) if i != j} == {150.0}
+    assert sorted(cpu for _, cpus in units for cpu in cpus) == list(range(8))
+
+
+def test_cores_are_shared_out_whole_and_by_numa_node(tmp_path: pathlib.Path) -> None:
+    for cpu in range(8):  # hyper-threads c and c + 4; nodes of even and odd cores
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    for node in range(2):
+        folder = tmp_path / f"sys/devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(",".join(str(cpu) for cpu in range(node, 8, 2)) + "\n")
+    assert split(cores(range(8), tmp_path), 2) == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    assert split(cores({0, 1, 4}, tmp_path), 2) == [(0, 4), (1,)]
+    assert split([(0,), (1,)], 3) == [(0, 1)] * 3  # fewer cores than launches: all share them
+    assert listed("0-2,7\n") == {0, 1, 2, 7} and listed("") == set()
+    with pytest.raises(HostCannotRun, match="parallel.slots=4096"):
+        of_cores(4096)
+
+
+def test_what_a_pinned_thread_starts_stays_on_its_cores_and_others_are_left_alone() -> None:
+    before = os.sched_getaffinity(0)
+    one = {min(before)}
+    seen: list[set[int]] = []
+
+    def work() -> None:
+        with pinned(one):
+            told = subprocess.run([sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"],
+                                  capture_output=True, text=True)
+            seen.append({int(cpu) for cpu in told.stdout.split()})
+        seen.append(os.sched_getaffinity(0))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [one, before] and os.sched_getaffinity(0) == before
+
+
+def bench(settings: Settings, count: int = 8) -> LocalExecutor:
+    """A host of `count` GPUs."""
+    return LocalExecutor(settings, "1", Gpus(GPUS[:count]), settings.power)
+
+
+def sized(folder: pathlib.Path, *overrides: str, **params: Any) -> Settings:
+    """A space whose parameter `flags` says how many GPUs a launch takes."""
+    make_settings(folder)
+    engine, space = folder / "spaces" / "engine" / "standin.yaml", folder / "spaces" / "t.yaml"
+    plain = yaml.safe_load(engine.read_text())
+    plain["params"]["flags"]["gpus"] = "value"
+    engine.write_text(yaml.safe_dump(plain))
+    plain = yaml.safe_load(space.read_text())
+    choices = {"flags": [1, 2, 4], "fault": ["none"], "at": ["serving"], **params}
+    for name, values in choices.items():
+        plain["params"][name]["choices"] = values
+        plain["baseline"][name] = values[0]
+    space.write_text(yaml.safe_dump(plain))
+    return load(["+space=t", f"outputs={folder / 'outputs'}", "power=none", "objective=tokens_per_s", *overrides],
+                [str(folder / "spaces")])
+
+
+def test_slots_are_as_many_as_the_smallest_configuration_fits(tmp_path: pathlib.Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "of_gpus", lambda gpus: layout())
+    some, large, whole = (sized(tmp_path, flags=flags) for flags in ([1, 2, 4], [4, 2], [8]))
+
+    def of(settings: Settings, asked: str, gpus: int = 8) -> ParallelExecutor | None:
+        asking = dataclasses.replace(settings, parallel=ParallelSettings(asked, True))
+        return slots.of(asking, bench(asking, gpus))
+
+    made = [of(some, "auto"), of(large, "auto"), of(large, "3")]
+    assert [(m.at_once, m.fewest) if m else None for m in made] == [(8, 1), (4, 2), (3, 2)]
+    with pytest.raises(UsageError, match="at most 4 launches of 2"):
+        of(large, "5")
+    assert of(whole, "auto") is None and of(some, "auto", 0) is None and of(some, "1") is None
+
+
+@pytest.mark.parametrize(("override", "says"), [
+    ("parallel.slots=0", "parallel.slots is a number"), ("parallel.slots=many", "parallel.slots is a number"),
+    ("executor=ray", "with executor=ray, Ray places them")])
+def test_slots_that_are_none_are_one_line(tmp_path: pathlib.Path, override: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        sized(tmp_path, *(["parallel.slots=2"] if "executor" in override else []), override)
+
+
+def test_the_longest_waiting_launch_is_placed_first_however_large(tmp_path: pathlib.Path) -> None:
+    host = ParallelExecutor(bench(sized(tmp_path)), layout(), 8)
+    placed: list[tuple[str, tuple[int, ...]]] = []
+    free, gone = threading.Event(), threading.Event()
+
+    def work(name: str, count: int, until: threading.Event) -> None:
+        with host._place(count, lambda stage, after_s: None) as taken:
+            placed.append((name, taken.units))
+            until.wait(30)
+
+    def begin(name: str, count: int, until: threading.Event) -> threading.Thread:
+        thread = threading.Thread(target=work, args=(name, count, until))
+        thread.start()
+        return thread
+
+    small = begin("small", 2, free)
+    wait_for(lambda: len(placed) == 1)
+    threads = [begin("large", 8, gone)]
+    wait_for(lambda: len(host._waiting) == 1)
+    assert not host.room()  # or small ones would keep it waiting for ever
+    threads.append(begin("late", 1, gone))
+    wait_for(lambda: len(host._waiting) == 2)
+    free.set()
+    small.join()
+    wait_for(lambda: len(placed) == 2)
+    assert placed[:2] == [("small", (0, 1)), ("large", tuple(range(8)))]
+    gone.set()
+    for thread in threads:
+        thread.join()
+    assert placed[2][0] == "late" and host.room() and host._free == set(range(8))
+
+
+def wait_for(true: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_launch_sees_its_gpus_and_a_port_apart_from_the_others(tmp_path: pathlib.Path) -> None:
+    host = ParallelExecutor(bench(sized(tmp_path)), layout(), 8)
+    ports = []
+    for count in (2, 4, 1):
+        taken = host._wait(count, lambda stage, after_s: None)
+        made = host._bench(taken)
+        assert made.env == {"CUDA_VISIBLE_DEVICES": ",".join(map(str, taken.units)),
+                            "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        assert made.uuids(count) == tuple(GPUS[i].uuid for i in taken.units)
+        ports.append(made.port())
+    assert all(abs(a - b) >= slots.PORTS_APART for i, a in enumerate(ports) for b in ports[:i])
+    assert [taken.units for taken in host._taken] == [(0, 1), (4, 5, 6, 7), (2,)]
+    assert [taken.beside.most for taken in host._taken] == [2, 2, 2]
+
+
+def test_ending_reaches_launches_that_wait_and_that_run(tmp_path: pathlib.Path) -> None:
+    host = ParallelExecutor(bench(sized(tmp_path, at=["load"], fault=["hang"])), layout(), 8)
+    server: dict[str, Value] = {"speed": 100, "fault": "hang", "at": "load", "flags": 8}
+    told: list[str] = []
+
+    def work(number: int) -> None:
+        try:
+            with host.launch({**server, "flags": 8 if number else 1}, tmp_path / str(number), lambda *_: None):
+                told.append("served")
+        except AutotuneError as error:
+            told.append(type(error).__name__)
+
+    (tmp_path / "outputs").mkdir(exist_ok=True)
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+    threads[0].start()
+    wait_for(lambda: (tmp_path / "0" / "owner.json").exists())
+    threads[1].start()
+    wait_for(lambda: len(host._waiting) == 1)
+    host.end()
+    for thread in threads:
+        thread.join(30)
+    assert told == [Ended.__name__] * 2 and host._free == set(range(8))
+
+
+def slotted(folder: pathlib.Path, servers: list[dict[str, Any]]) -> tuple[Any, ParallelExecutor]:
+    """A tuner on two groups of this machine's cores (the same one twice, where there is only one)."""
+    made = tuner(make_settings(folder), servers)
+    groups = split(cores(os.sched_getaffinity(0)), 2)
+    assert isinstance(made.bench, LocalExecutor)
+    host = ParallelExecutor(made.bench, Layout(tuple(Unit(group) for group in groups), ((0.0, 1.0), (1.0, 0.0))), 2)
+    return dataclasses.replace(made, bench=host, at_once=2, strategy=Apart(made.strategy)), host
+
+
+class Apart:
+    """A listed strategy that proposes nothing that is pending, which the list itself knows nothing of."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.busy = inner, list[Config]()
+
+    def propose(self) -> Launch | Stop:
+        whole = self.inner.servers
+        self.inner.servers = [server for server in whole if server not in self.busy]
+        try:
+            step: Launch | Stop = self.inner.propose()
+        finally:
+            self.inner.servers = whole
+        return step
+
+    def pending(self, server: Config, load: Config | None = None) -> None:
+        self.busy.append(server)
+
+    def done(self, server: Config) -> None:
+        if server in self.busy:
+            self.busy.remove(server)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_two_launches_run_side_by_side_and_say_so(tmp_path: pathlib.Path) -> None:
+    made, host = slotted(tmp_path, [{}, {"speed": 200}, {"flags": "b"}])
+    made.run()
+    found = made.study.records()
+    assert [r.state for r in found] == ["COMPLETE"] * 6 and len({r.launch_id for r in found}) == 3
+    assert max(r.attrs["neighbours"] for r in found) == 1
+    ports = {json.loads((made.folder / "launches" / f"{n:04d}" / "command.json").read_text())["port"]
+             for n in (1, 2, 3)}
+    assert len(ports) > 1 and host._free == {0, 1}
+    alone = host.alone
+    assert isinstance(alone, ParallelExecutor) and alone.at_once == 1 and alone.layout.units == host.layout.units[:1]
+
+
+def test_waiting_for_a_place_is_no_cost_of_a_configuration(tmp_path: pathlib.Path) -> None:
+    made, host = slotted(tmp_path, [{}])
+    taken = [host._wait(1, lambda stage, after_s: None) for _ in range(2)]
+    claim = made._begin()
+    freed: list[float] = []
+
+    def free() -> None:
+        time.sleep(2.0)
+        with host._changed:
+            host._taken.remove(taken[0])
+            host._free |= set(taken[0].units)
+            freed.append(time.monotonic())
+            host._changed.notify_all()
+
+    thread = threading.Thread(target=free)
+    thread.start()
+    with made._live(claim):
+        assert claim.began >= freed[0]
+    thread.join()
+
+
+def test_what_neighbours_do_to_the_baseline_is_measured_once(tmp_path: pathlib.Path) -> None:
+    made, host = slotted(tmp_path, [{}])
+    told = interference.check(made, host)
+    assert told is not None and told["count"] == 1 and len(told["alone"]) == len(told["beside"]) == 2
+    assert told["change"] is not None and "1 neighbour of its kind" in interference.sentence(told)
+    found = made.study.records()
+    assert [r.attrs["confirm"] for r in found] == ["alone", "beside", "beside", "alone"]
+    assert [r.attrs["neighbours"] for r in found] == [0, 1, 1, 0]
+    assert made.study.attrs()["neighbours"] == told and interference.check(made, host) == told
+    assert len(made.study.records()) == 4 and made.strategy.told == []  # no search learns from them
+
+
+def test_a_baseline_that_cannot_be_measured_says_so() -> None:
+    crashed = TrialRecord(0, "PRUNED", {}, None, {"crash_signature": "s"})
+    told = interference.result([crashed, crashed], [crashed], 3)
+    assert told["change"] is None and "could not be measured" in interference.sentence(told)
+    fine = [TrialRecord(i, "COMPLETE", {}, value, {}) for i, value in enumerate((1.0, 1.02, 0.9))]
+    told = interference.result(fine[:2], fine[2:], 1)
+    assert told["change"] == pytest.approx(0.9 / 1.02 ** 0.5 - 1)
+    assert "10.9% less than alone (two measurements alone are 2.0% apart)" in interference.sentence(told)
+
+
+@pytest.mark.slow
+def test_a_study_screens_side_by_side_and_confirms_alone(tmp_path: pathlib.Path, library: pathlib.Path) -> None:
+    settings = sized(tmp_path, speed=[100, 200], flags=[1, 2])
+    (library / "state").write_text("\n".join([*SHARED, "count 2"]) + "\n")
+    command = [sys.executable, "-m", "autotune", "tune", "--spaces", str(tmp_path / "spaces"), *settings.overrides,
+               "parallel.slots=auto", "study.launches=4", "study.confirm.finalists=1", "study.confirm.min_rounds=2",
+               "study.confirm.max_rounds=2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, env={
+        **os.environ, "PYTHONPATH": ROOT, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(library / "state")})
+    assert done.returncode == 0, done.stdout + done.stderr
+    study = Study.open(sqlite_url(settings.folder), "t", settings.space, {}, create=False)
+    searched = [r for r in study.records() if "confirm" not in r.attrs]
+    confirmed = [r for r in study.records() if r.attrs.get("confirm_after")]
+    assert max(r.attrs["neighbours"] for r in searched) > 0
+    assert confirmed and all("neighbours" not in r.attrs for r in confirmed)
+    assert study.attrs()["neighbours"]["count"] == 1
+    ran = {r.launch_id: lifetime(settings, r) for r in searched}
+    gpus = {r.launch_id: placed(settings, r) for r in searched}
+    beside = [(a, b) for a in ran for b in ran if a != b and ran[a][0] < ran[b][1] and ran[b][0] < ran[a][1]]
+    assert beside and not any(gpus[a] & gpus[b] for a, b in beside)
+    report = (settings.folder / "report.md").read_text()
+    assert "had others beside them, for screening only: with 1 neighbour of its kind" in report
+
+
+def lifetime(settings: Settings, record: TrialRecord) -> tuple[float, float]:
+    """When a launch's server was started and had ended, in seconds."""
+    folder = settings.folder / "launches" / f"{record.launch_id:04d}"
+    return (folder / "owner.json").stat().st_mtime, (folder / "exit.json").stat().st_mtime
+
+
+def placed(settings: Settings, record: TrialRecord) -> set[str]:
+    file = settings.folder / "launches" / f"{record.launch_id:04d}" / "command.json"
+    return set(json.loads(file.read_text())["placed"]["CUDA_VISIBLE_DEVICES"].split(","))

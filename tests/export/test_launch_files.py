@@ -1,0 +1,207 @@
+"""Exports: exactly the measured server, odd names and all, secrets by reference only."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autotune.config import compose
+from autotune.config.compose import load
+from autotune.engine.command import build
+from autotune.engine.spec import EngineSpec
+from autotune.export.deployment import Ref, _fits
+from autotune.export.launch_files import FORMATS, export
+from autotune.records import AutotuneError, NothingFeasible, UsageError
+from autotune.utils.redact import HIDDEN
+from tests.report.studies import Made, baseline
+
+ODD = 'a folder "quoted" \'twice\'\nand a new line; $(touch hacked) `id` %n {x} #!'
+SPY = ("import json, os, sys; json.dump({'argv': sys.argv, 'cwd': os.getcwd(), 'env': dict(os.environ)}, "
+       "open(os.environ['SPY_OUT'], 'w'))")
+
+
+def run_script(path: pathlib.Path, tmp_path: pathlib.Path, **env: str) -> dict[str, Any]:
+    """Run a launch script with an interpreter that only notes what it was started with."""
+    spy, out = tmp_path / "spy python", tmp_path / "spy.json"
+    spy.write_text(f"#!{sys.executable}\n{SPY}\n")
+    spy.chmod(0o755)
+    subprocess.run(["bash", str(path)], check=True, cwd="/", timeout=60,
+                   env={"PATH": os.environ["PATH"], "PYTHON": str(spy), "SPY_OUT": str(out), **env})
+    seen: dict[str, Any] = json.loads(out.read_text())
+    return seen
+
+
+def changed(made: Made, *, engine: dict[str, Any] | None = None, model: dict[str, str] | None = None,
+            **settings: Any) -> None:
+    """Settings of a study with parts of the engine file or the space replaced."""
+    spec = EngineSpec.parse({**dict(made.settings.composed["engine"]), **(engine or {})}, "engine test")
+    space = dataclasses.replace(made.settings.space, model=model or {})
+    made.settings = dataclasses.replace(made.settings, engine=spec, space=space, **settings)
+
+
+def test_the_script_starts_exactly_the_measured_command(small: Made, tmp_path: pathlib.Path) -> None:
+    path = export(small.settings, small.study)
+    assert path == small.settings.folder / "launch.sh"
+    assert path.stat().st_mode & 0o111
+    winner = small.study.records()[4]
+    made = build(small.settings.engine, small.settings.space, small.settings.space.split(winner.config)[0],
+                 port=8123, device=small.settings.device)
+    seen = run_script(path, tmp_path, PORT="8123")
+    assert seen["argv"][1:] == list(made.argv)[1:]
+    assert seen["cwd"] == os.getcwd()
+
+
+def test_the_header_and_launch_json_say_where_it_came_from(small: Made) -> None:
+    path = export(small.settings, small.study)
+    text = path.read_text()
+    for said in ("Trial          4", "3.000 tok/J", "not confirmed (+50.0 %", "ASSUMED", "python -m autotune tune"):
+        assert said in text
+    origin = json.loads(path.with_suffix(".json").read_text())
+    assert origin["trial"] == 4 and origin["feasible"] is True
+    assert origin["config"]["tree_budget"] == 8
+    assert origin["identity"]["engine"] == "ddtree"
+
+
+def test_odd_names_survive_and_run_nothing(make: Callable[..., Made], tmp_path: pathlib.Path) -> None:
+    made = make()
+    changed(made, engine={"args": [["--host", "{host}", "--port", "{port}", "--model", "{model.target}"]],
+                          "env": {"CACHE": "{model.target}/cache"}}, model={"target": "/models/" + ODD})
+    made.measure(baseline(made), 2.0)
+    seen = run_script(export(made.settings, made.study), tmp_path)
+    assert seen["argv"][seen["argv"].index("--model") + 1] == "/models/" + ODD
+    assert seen["env"]["CACHE"] == f"/models/{ODD}/cache"
+    assert not pathlib.Path("/hacked").exists()
+
+
+def test_secrets_are_referenced_and_never_written(make: Callable[..., Made], tmp_path: pathlib.Path) -> None:
+    made = make()
+    changed(made, engine={"args": [["--api-key", "s3cret-value-1"], ["--auth-token=s3cret-value-2"]],
+                          "env": {"HF_TOKEN": "s3cret-value-3", "PROXY": "http://me:s3cret-value-4@proxy"}})
+    made.measure(baseline(made), 2.0)
+    path = export(made.settings, made.study)
+    assert "s3cret" not in path.read_text() + path.with_suffix(".json").read_text()
+    given = {"API_KEY": "one", "AUTH_TOKEN": "two", "HF_TOKEN": "three", "PROXY": "four"}
+    seen = run_script(path, tmp_path, **given)
+    assert "one" in seen["argv"] and "--auth-token=two" in seen["argv"]
+    assert seen["env"]["HF_TOKEN"] == "three" and seen["env"]["PROXY"] == "four"
+    with pytest.raises(subprocess.CalledProcessError):
+        run_script(path, tmp_path)
+
+
+def test_each_secret_of_an_export_has_a_variable_of_its_own_that_no_shell_has_set(
+        make: Callable[..., Made], tmp_path: pathlib.Path) -> None:
+    made = make()
+    changed(made, engine={"args": [["--api-key", "s3cret-value-1", "s3cret-value-2", "--note", "Xs3cret-value-1X"],
+                                   ["--path", "https://u:s3cret-value-3@h/m"]],
+                          "env": {"WHERE": "with s3cret-value-2 in it"}})
+    made.measure(baseline(made), 2.0)
+    path = export(made.settings, made.study)
+    assert "s3cret" not in path.read_text() + path.with_suffix(".json").read_text()
+    seen = run_script(path, tmp_path, API_KEY="one", API_KEY_2="two", NOTE="three", SECRET_PATH="four", WHERE="five")
+    at = seen["argv"].index("--api-key")
+    assert seen["argv"][at:at + 7] == ["--api-key", "one", "two", "--note", "three", "--path", "four"]
+    assert seen["env"]["WHERE"] == "five"
+
+
+def test_a_secret_placeholder_is_a_reference_whatever_flag_or_variable_it_goes_to(
+        make: Callable[..., Made], tmp_path: pathlib.Path) -> None:
+    made = make()
+    changed(made, engine={"vars": {"access_token": "s3cret-value-1", "threads": "1"},
+                          "args": [["--say", "{access_token}"]], "env": {"WHERE": "at {access_token}"}})
+    made.measure(baseline(made), 2.0)
+    path = export(made.settings, made.study)
+    assert "s3cret" not in path.read_text() + path.with_suffix(".json").read_text()
+    seen = run_script(path, tmp_path, SAY="one", WHERE="two")
+    assert seen["argv"][seen["argv"].index("--say") + 1] == "one" and seen["env"]["WHERE"] == "two"
+
+
+def test_a_command_that_was_not_measured_is_refused(small: Made) -> None:
+    changed(small, engine={"params": {**small.settings.composed["engine"]["params"],
+                                      "tree_budget": {"flag": "--other-budget"}}})
+    with pytest.raises(UsageError, match="--other-budget.*pass the overrides"):
+        export(small.settings, small.study)
+
+
+@pytest.mark.parametrize("env", [{"NEW": "1"}, {}])
+def test_an_environment_that_was_not_measured_is_refused(make: Callable[..., Made], env: dict[str, str]) -> None:
+    made = make()
+    changed(made, engine={"env": {"THREADS": "0|1"}})
+    made.measure(baseline(made), 2.0)
+    export(made.settings, made.study)
+    changed(made, engine={"env": {"THREADS": "0|1", **env} if env else env})  # one more, or none
+    with pytest.raises(UsageError, match=f"({'NEW' if env else 'THREADS'}).*pass the overrides"):
+        export(made.settings, made.study)
+
+
+
+def test_nothing_feasible_is_refused_with_its_own_exit_code(make: Callable[..., Made]) -> None:
+    made = make()
+    made.measure(baseline(made), 2.0, tpot_ms=90.0)
+    with pytest.raises(NothingFeasible):
+        export(made.settings, made.study)
+
+
+def test_an_infeasible_trial_can_be_asked_for_and_is_marked(small: Made) -> None:
+    path = export(dataclasses.replace(small.settings, trial=5), small.study)
+    text = path.read_text()
+    assert "!!  trial 5 breaks its limits: tpot_p99_ms by 50.0 %" in text
+    assert "not the winner" in text
+
+
+@pytest.mark.parametrize(("trial", "said"), [(2, "crashed"), (11, "no measurement"), (77, "has no trial 77")])
+def test_trials_without_a_working_server_are_refused(small: Made, trial: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        export(dataclasses.replace(small.settings, trial=trial), small.study)
+
+
+def test_out_takes_a_file_or_a_folder(small: Made, tmp_path: pathlib.Path) -> None:
+    there = dataclasses.replace(small.settings, out=str(tmp_path / "new folder" / "start me.sh"))
+    assert export(there, small.study).name == "start me.sh"
+    assert (tmp_path / "new folder" / "start me.json").exists()
+    inside = dataclasses.replace(small.settings, out=str(tmp_path / "new folder"))
+    assert export(inside, small.study) == tmp_path / "new folder" / "launch.sh"
+    made = dataclasses.replace(small.settings, out=f"{tmp_path}/not there yet/")
+    assert export(made, small.study) == tmp_path / "not there yet" / "launch.sh"
+    empty = dataclasses.replace(small.settings, out="")
+    assert export(empty, small.study) == small.settings.folder / "launch.sh"
+
+
+def test_an_unknown_format_names_the_known_ones_before_anything_is_launched() -> None:
+    with pytest.raises(UsageError, match="sh.*not 'helm'"):
+        load(["+space=local", "format=helm"])
+    assert tuple(FORMATS) == compose.FORMATS
+
+
+def test_a_full_disk_is_no_wrong_setting(small: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("autotune.export.launch_files.write_text", full)
+    with pytest.raises(AutotuneError, match="No space left on device; the study is kept") as error:
+        export(small.settings, small.study)
+    assert error.value.exit_code == 1
+
+
+def test_launch_json_holds_no_character_that_turns_lines_around(make: Callable[..., Made]) -> None:
+    made = make()
+    made.study.set_attr("provenance", {**made.study.attrs().get("provenance", {}), "space": "a\u202eb"})
+    made.measure(baseline(made), 2.0)
+    origin = export(made.settings, made.study).with_suffix(".json").read_text(encoding="utf-8")
+    assert origin.isascii() and "\\u202e" in origin
+
+
+def test_whether_a_measured_argument_fits_is_known_at_once_whatever_is_in_it() -> None:
+    parts: tuple[str | Ref, ...] = tuple(part for _ in range(40) for part in (Ref("PYTHON"), "a"))
+    assert _fits(parts, "xa" * 400) and not _fits(parts, "a" * 4000 + "b") and not _fits(parts, "a" * 39)
+    assert not _fits((*parts, "b"), HIDDEN.join(["a"] * 40))
+    assert _fits(("--key=", Ref("KEY")), f"--key={HIDDEN}") and _fits(("a-secret-b",), f"a-{HIDDEN}-b")
+    assert not _fits(("ab", Ref("X"), "bc"), "abc") and not _fits(("a",), "ab") and _fits(("",), "")

@@ -1,0 +1,86 @@
+"""Framing of HTTP answers: whatever way the bytes arrive."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.loadgen.http1 import Framing, request
+from autotune.utils.http import BadAnswer
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def feed(framing: Framing, data: bytes, sizes: list[int]) -> bytes:
+    payload, at, turn = b"", 0, 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)]
+        payload += framing.feed(data[at:at + size])
+        at, turn = at + size, turn + 1
+    return payload
+
+
+def chunked(pieces: list[bytes]) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in pieces if p) + b"0\r\n\r\n"
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.lists(st.integers(1, 50), min_size=1, max_size=9))
+def test_a_chunked_answer_is_the_same_however_its_bytes_arrive(pieces: list[bytes], sizes: list[int]) -> None:
+    framing = Framing()
+    assert feed(framing, HEAD + chunked(pieces), sizes) == b"".join(pieces)
+    assert framing.done and framing.reusable and framing.status == 200
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(1, 50), min_size=1, max_size=9))
+def test_an_answer_with_a_length_ends_after_that_many_bytes(body: bytes, sizes: list[int]) -> None:
+    framing = Framing()
+    head = b"HTTP/1.1 500 Oops\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
+    assert feed(framing, head + body, sizes) == body
+    assert framing.done and not framing.reusable and framing.status == 500
+
+
+def test_an_answer_without_length_ends_when_the_peer_closes() -> None:
+    framing = Framing()
+    assert framing.feed(b"HTTP/1.0 200 OK\r\n\r\ndata: x\n\n") == b"data: x\n\n"
+    assert not framing.done and framing.eof() and not framing.reusable
+
+
+def test_a_chunked_answer_that_the_peer_cuts_is_not_done() -> None:
+    framing = Framing()
+    framing.feed(HEAD + b"5\r\nabc")
+    assert not framing.eof() and not framing.done
+
+
+def test_an_interim_answer_and_a_trailer_are_passed_over() -> None:
+    framing = Framing()
+    payload = framing.feed(b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"2;x=y\r\nok\r\n0\r\nTrailer: t\r\n\r\n")
+    assert payload == b"ok" and framing.done and framing.status == 200
+
+
+@pytest.mark.parametrize("data", [
+    b"SSH-2.0-OpenSSH\r\n\r\n", HEAD + b"zz\r\n", HEAD + b"2\r\nabcd\r\n", HEAD + b"0\r\n\r\nmore",
+    b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab", b"x" * 70000, HEAD + b"-5\r\nabc", HEAD + b"1\r\na\r\n1_0\r\n",
+    HEAD + b"f" * 16 + b"\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\n" * 5000, HEAD + b"0\r\n" + b"T: x\r\n" * 40_000])
+def test_what_is_not_http_is_refused(data: bytes) -> None:
+    with pytest.raises(BadAnswer):
+        Framing().feed(data)
+
+
+def test_a_get_has_no_body() -> None:
+    assert request("h:1", "/p", None, {}) == b"GET /p HTTP/1.1\r\nHost: h:1\r\n\r\n"
+
+
+def test_a_request_carries_its_length_and_headers() -> None:
+    made = request("h:1", "/p", b"{}", {"Authorization": "Bearer k"})
+    assert made.startswith(b"POST /p HTTP/1.1\r\nHost: h:1\r\n") and made.endswith(b"\r\n\r\n{}")
+    assert b"Content-Length: 2\r\n" in made and b"Authorization: Bearer k\r\n" in made
+
+
+@pytest.mark.parametrize("head", ["HTTP/1.1 1\u00b90 OK", "HTTP/1.1 2000 OK", "HTTP/1.1 " + "9" * 5000 + " OK",
+                                  "HTTP/1.1 200 OK\r\nContent-Length: -5", "HTTP/1.1 200 OK\r\nContent-Length: \u00b9"])
+def test_numbers_that_are_none_are_bad_answers(head: str) -> None:
+    with pytest.raises(BadAnswer):
+        Framing().feed(head.encode("latin-1") + b"\r\n\r\nhello")

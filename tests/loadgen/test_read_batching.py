@@ -1,0 +1,286 @@
+"""Streams that are not read as they arrive: what stays exact, and what ends their waiting."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import pathlib
+import select
+import socket
+import statistics
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from autotune.loadgen.connections import Exchanges
+from autotune.loadgen.read_batching import FEWEST_WATCHED, FULL_BYTES, LEAST_TIMEOUT_S, LONGEST_S, MOST_WATCHED, Pacing
+from autotune.loadgen.result import Reply
+from autotune.loadgen.slot import Slot
+from autotune.loadgen.spec import LoadOrder, Target
+from autotune.measure import latency
+from autotune.measure.limits import Limits
+from tests.fakes.stub import Stub
+from tests.loadgen.harness import LOAD, measure_stub, run_load, target_of
+from tests.loadgen.test_process import FAULTS, kinds
+
+MANY = MOST_WATCHED + 12
+
+
+def waited(replies: list[Reply]) -> list[Reply]:
+    """Those that were looked at less often than tokens came."""
+    return [r for r in replies if r.ok and len(r.times) < r.tokens * 0.7]
+
+
+def test_beyond_the_watched_streams_a_look_now_and_then_finds_every_token(tmp_path: pathlib.Path) -> None:
+    with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "20") as stub:
+        replies, ticks = run_load(stub, 2 * MANY, concurrency=MANY, output_tokens=60)
+    ok = [r for r in replies if r.ok]
+    assert set(kinds(replies)) <= {"ok", "open"} and all(r.tokens == r.wanted_tokens for r in ok)
+    assert {t.in_flight for t in ticks} == {MANY}
+    assert any(not r.watched for r in waited(replies))  # those of watched ones may come together, too
+    assert not Counter(r.tokens for r in ok) - Counter(t["tokens"] for t in stub.truth)
+    whole = [(t["received"], t["sent"][0], t["sent"][-1]) for t in stub.truth if t["tokens"] == t["wanted"]]
+    for r in waited(replies):  # first and last arrival are those of the server, not those of a look
+        received, first, last = min(whole, key=lambda t: abs(t[0] - r.sent) + abs(t[2] - r.times[-1]))
+        assert abs(r.times[0] - first) < 0.15 and abs(r.times[-1] - last) < 0.15 and received >= r.sent - 0.001
+
+
+def test_tokens_that_nobody_has_read_yet_count_while_it_runs_and_at_its_end(tmp_path: pathlib.Path) -> None:
+    """Found by a window that lacked what had arrived since the last look: half a second of every stream but a few."""
+    with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "20") as stub:
+        replies, ticks = run_load(stub, 0, seconds=2.5, concurrency=MANY, output_tokens=400, output_spread=0.0)
+
+    def sent_by(t: float) -> int:
+        return sum(bisect.bisect(request["sent"], t) for request in stub.truth)
+
+    before, end = ticks[-2].t, ticks[-1].t  # the counters of the end are written after everything was read
+    assert sent_by(before - 0.05) <= sum(r.tokens for r in replies) <= sent_by(end)
+    unread = MANY * LONGEST_S / 0.020 / 2  # what looks alone would lack on average
+    apart = [abs(t.tokens - sent_by(t.t)) for t in ticks if t.t > ticks[0].t + 1]
+    assert statistics.median(apart) < unread / 3  # but for moments in which the machine has no time for the stub
+
+
+def test_a_server_that_stalls_is_not_taken_to_go_on() -> None:
+    pacing = Pacing()
+    seen(pacing, (200, 1))
+    slot = running(10, 200)
+    slot.stream.times[-1] = 100.0
+    pacing.tokens, pacing.took_s = 4.0, 0.2
+    assert pacing.unread_tokens([slot.stream], 100.5) == pytest.approx(10)
+    assert pacing.unread_tokens([slot.stream], 500.0) == pytest.approx(20 * LONGEST_S)
+    slot.stream.counts.append(99)
+    slot.stream.times.append(100.0)
+    slot.stream.most = 100
+    assert pacing.unread_tokens([slot.stream], 500.0) == 1
+
+
+def test_a_stream_that_was_looked_at_is_taken_to_go_on_at_its_own_pace() -> None:
+    """Found with speculation, whose streams differ: counters rose and fell with the one stream that was watched, and
+    windows ended late."""
+    pacing = Pacing()
+    seen(pacing, (200, 1))
+    slow, new = running(10, 2000), running(1, 200)
+    slow.stream.times.append(2.0)
+    slow.stream.counts.append(40)
+    assert pacing.tokens_per_s == pytest.approx(100)
+    assert pacing.unread_tokens([slow.stream], 2.5) == pytest.approx(15)
+    assert pacing.unread_tokens([new.stream], 1.5) == pytest.approx(50)
+    slow.stream.times.append(2.1)  # too short a time to tell
+    slow.stream.counts.append(41)
+    assert pacing.unread_tokens([slow.stream], 2.3) == pytest.approx(20)
+
+
+def test_tokens_that_come_back_to_back_do_not_make_a_stream_look_fast() -> None:
+    pacing = Pacing()
+    for _ in range(50):
+        seen(pacing, (200, 1))
+        pacing.saw_parts([b"x" * 200], [5, 6], [1.0, 1.00001])
+    assert pacing.tokens_per_s == pytest.approx(200, rel=0.1)
+
+
+def test_what_a_server_sends_faster_than_one_read_takes_is_all_read_at_the_end() -> None:
+    """An event of SGLang's /generate repeats the text so far: more than 64 KiB may wait."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        target = Target(f"http://127.0.0.1:{listener.getsockname()[1]}", "sglang", "stub", True)
+        exchanges = Exchanges(LoadOrder(target, dataclasses.replace(LOAD, concurrency=1, output_tokens=400), 4.0))
+        exchanges.start(exchanges.slots[0], time.monotonic())
+        server, _ = listener.accept()
+        with server:
+            exchanges.ready(exchanges.slots[0], select.POLLOUT, time.monotonic())
+            server.recv(65536)
+            server.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            receiving = exchanges.slots[0].sock
+            assert receiving is not None
+            receiving.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            for count in range(1, 7):
+                event = b'data: {"text": "%s", "meta_info": {"completion_tokens": %d}}\n\n' % (b"x" * 20000, count)
+                server.sendall(b"%x\r\n%b\r\n" % (len(event), event))
+            time.sleep(0.1)
+            exchanges.close(time.monotonic())
+    assert list(exchanges.slots[0].stream.counts)[-1] == 6
+
+
+def test_an_answer_ends_when_the_last_of_it_arrived_however_late_that_is_seen() -> None:
+    """Found by answers that ended early: looks find their end up to a second late, which made an e2e_p99 of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        target = Target(f"http://127.0.0.1:{listener.getsockname()[1]}", "openai", "stub", True)
+        exchanges = Exchanges(LoadOrder(target, dataclasses.replace(LOAD, concurrency=1, output_tokens=400), 4.0))
+        exchanges.closed_loop = False
+        exchanges.start(exchanges.slots[0], time.monotonic())
+        server, _ = listener.accept()
+        with server:
+            exchanges.ready(exchanges.slots[0], select.POLLOUT, time.monotonic())
+            server.recv(65536)
+            event = b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}\n\n'
+            server.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(event), event))
+            server.sendall(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+            sent = time.monotonic()
+            time.sleep(0.3)
+            exchanges.read(exchanges.slots[0], time.monotonic())
+        exchanges.account()
+    (reply,) = exchanges.tally.replies
+    assert reply.ok and reply.ended is not None and reply.times[-1] <= reply.ended < sent + 0.2
+
+
+def test_inter_token_latencies_are_those_of_watched_streams(tmp_path: pathlib.Path) -> None:
+    with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "20") as stub:
+        replies, _ = run_load(stub, MANY, concurrency=MANY, output_tokens=60)
+    found = latency.gaps(replies, 0.0, float("inf"))
+    assert len(found) == sum(len(r.times) - 1 for r in replies if r.watched and r.times)
+
+
+def test_a_limit_on_inter_token_latency_has_every_stream_watched(tmp_path: pathlib.Path) -> None:
+    def gaps_of(limits: Limits, folder: pathlib.Path) -> int:
+        folder.mkdir()
+        with Stub(folder, "--ttft-ms", "5", "--itl-ms", "20") as stub:
+            found = measure_stub(stub, limits=limits, concurrency=MANY, output_tokens=60)
+        assert found.itl_ms is not None  # type: ignore[union-attr]
+        return found.itl_ms.n  # type: ignore[union-attr]
+
+    some, every = gaps_of(Limits({}), tmp_path / "some"), gaps_of(Limits({"itl_p99_ms": 500.0}), tmp_path / "every")
+    assert some < 0.85 * every
+
+
+def test_failures_of_streams_that_wait_are_counted_by_their_kind(tmp_path: pathlib.Path) -> None:
+    faults = ["error_event:5", "cut:6", "malformed:7", "stall:9"]
+    arguments = [word for fault in faults for word in ("--fault", fault)]
+    with Stub(tmp_path, "--ttft-ms", "2", "--itl-ms", "15", *arguments) as stub:
+        replies, ticks = run_load(stub, 6 * MANY, concurrency=MANY, output_tokens=40, token_timeout_s=1.5)
+    assert set(kinds(replies)) - {"open"} == {FAULTS[f.split(":")[0]] for f in faults} | {"ok"}
+    made = Counter(FAULTS[t["fault"]] for t in stub.truth)
+    ended = Counter({kind: n for kind, n in kinds(replies).items() if kind != "open"})
+    assert not ended - made and ticks[-1].errors == sum(n for kind, n in ended.items() if kind != "ok")
+
+
+@pytest.mark.parametrize("change", [{"ignore_eos": False}, {"concurrency": FEWEST_WATCHED},
+                                    {"token_timeout_s": LEAST_TIMEOUT_S - 0.01}])
+def test_no_stream_waits_when_its_end_is_unknown_or_all_are_watched(
+        tmp_path: pathlib.Path, change: dict[str, Any]) -> None:
+    with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "20") as stub:
+        replies, _ = run_load(stub, FEWEST_WATCHED, **{"concurrency": MANY, "output_tokens": 60, **change})
+    assert all(r.watched for r in replies)
+
+
+def running(count: int, size: int, wanted: int = 100) -> Slot:
+    """A stream that has brought `count` tokens in `size` bytes of payload."""
+    slot = Slot(9, watched=False)
+    slot.reply, slot.size = Reply(0, wanted, 0.0, 0.0), size
+    slot.stream.feed(b'data: {"usage": {"completion_tokens": %d}, "choices": [{"text": "a"}]}\n\n' % count, 1.0)
+    return slot
+
+
+def seen(pacing: Pacing, *events: tuple[int, int]) -> None:
+    """A watched stream brings events of (bytes, tokens), 10 ms apart."""
+    counts = [1]
+    for _, tokens in events:
+        counts.append(counts[-1] + tokens)
+    pacing.saw_parts([b"x" * size for size, _ in events], counts, [i / 100 for i in range(len(counts))])
+
+
+def test_a_stream_waits_for_nearly_all_bytes_that_its_answer_still_must_have() -> None:
+    pacing = Pacing()
+    seen(pacing, *[(200, 1)] * 10)
+    waits = [pacing.wait_bytes(running(count, 200 * count)) for count in (1, 50, 90, 98, 99)]
+    for left, wait in zip((99, 50, 10, 2, 1), waits, strict=True):
+        assert 200 * (0.96 * left - 1) < wait < 200 * left
+    assert pacing.wait_bytes(running(100, 20000)) == 1  # all tokens are there: what is left is the answer's end
+
+
+def test_with_speculation_a_stream_waits_for_no_more_than_the_fewest_bytes_a_token_can_take() -> None:
+    pacing = Pacing()
+    seen(pacing, (200, 1), (230, 8), (200, 1), (220, 4))
+    assert pacing.wait_bytes(running(1, 200)) < 99 * 32
+
+
+def test_what_waits_is_no_more_than_the_servers_socket_should_hold() -> None:
+    pacing = Pacing()
+    seen(pacing, (200, 1))
+    assert pacing.wait_bytes(running(1, 200, wanted=100_000)) == FULL_BYTES
+
+
+def test_before_any_event_was_seen_alone_a_stream_waits_for_far_fewer_bytes() -> None:
+    """The others may bring many tokens each."""
+    pacing = Pacing()
+    seen(pacing)
+    assert 1 < pacing.wait_bytes(running(1, 200)) < 99 * 230 / 6
+
+
+def test_a_stream_whose_own_events_are_smaller_waits_for_fewer_bytes() -> None:
+    """SGLang's /generate repeats the text so far: events grow, and those of a stream that begins are small."""
+    pacing = Pacing()
+    seen(pacing, *[(900, 1)] * 10)
+    assert pacing.wait_bytes(running(1, 300)) < 99 * 300
+
+
+def test_answers_whose_end_nothing_told_of_end_all_waiting() -> None:
+    pacing = Pacing()
+    seen(pacing, (200, 1))
+    assert pacing.wait_bytes(running(1, 200)) > 1 and pacing.before_first() == 1
+    pacing.head_bytes = 80
+    assert pacing.before_first() == 81
+    for _ in range(9):
+        pacing.ended += 1
+        pacing.saw_late_end()
+    assert not pacing.enabled and pacing.wait_bytes(running(1, 200)) == pacing.before_first() == 1
+
+
+@pytest.mark.parametrize(("gap_ms", "watched"), [(2, FEWEST_WATCHED), (20, 1), (45, 3), (500, MOST_WATCHED)])
+def test_so_many_streams_are_watched_that_gaps_are_many_enough(gap_ms: int, watched: int) -> None:
+    pacing = Pacing()
+    pacing.saw_parts([b"x" * 200] * 4, range(1, 6), [i * gap_ms / 1000 for i in range(5)])
+    assert pacing.watch == watched
+    assert pacing.gather_s(64) == pytest.approx(min(0.003, 0.15 * gap_ms / 1000))
+
+
+def test_servers_whose_tokens_come_many_at_once_or_end_early_lose_nothing(tmp_path: pathlib.Path) -> None:
+    for name, api, arguments in (("spec", "openai", ("--chunk-tokens", "1,8,1,3")),
+                                 ("generate", "sglang", ("--chunk-tokens", "1,5")),
+                                 ("crlf", "openai", ("--eol", "crlf")), ("close", "openai", ("--framing", "close"))):
+        (tmp_path / name).mkdir()
+        with Stub(tmp_path / name, "--ttft-ms", "5", "--itl-ms", "15", *arguments) as stub:
+            replies, _ = run_load(stub, 3 * MANY, target_of(stub, api), concurrency=MANY, output_tokens=80)
+        ok = [r for r in replies if r.ok]
+        assert set(kinds(replies)) <= {"ok", "open"} and all(r.tokens == r.wanted_tokens for r in ok), name
+        truth = {t["number"]: t for t in stub.truth if t["tokens"] == t["wanted"]}
+        for r in (r for r in ok if not r.watched):
+            last = min(abs(t["sent"][-1] - r.times[-1]) for t in truth.values())
+            assert last < 0.15, name
+        starts = sorted(r.sent for r in replies)[MANY:]
+        ends = sorted(r.ended for r in ok if r.ended is not None)[:len(starts)]
+        assert (sum(starts) - sum(ends)) / len(starts) < 0.05, name  # else looks found the ends: waits were too long
+
+
+def test_tokens_found_at_a_look_are_spread_over_the_time_since_the_last() -> None:
+    """Else a window would gain or lose what a look beside its edge found."""
+    def made(watched: bool) -> Reply:
+        reply = Reply(0, 9, 0.0, 0.0, watched=watched)
+        reply.times.extend((1.0, 2.0, 3.0))
+        reply.counts.extend((1, 5, 9))
+        reply.completion_tokens = 9
+        return reply
+
+    edges = [0.0, 1.6, 2.6, 4.0]
+    assert latency.tokens_between(latency.token_arrivals([made(True)]), edges) == [1, 4, 4]
+    assert latency.tokens_between(latency.token_arrivals([made(False)]), edges) == [3, 4, 2]

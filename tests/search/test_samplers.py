@@ -1,0 +1,137 @@
+"""Optuna's samplers behind the protocol, and the benchmark that compares them with ours."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.records import Blame, Crash, Stage, UsageError, config_key
+from autotune.search.protocol import Launch, Limits, Measured, Observation, Stop, StopKind
+from autotune.search.samplers import SAMPLERS, OptunaStrategy
+from autotune.space.constraints import Rule
+from tests.search.simulate import simulate
+from tests.search.tables import Table
+from tests.search.test_strategy import PLAIN, table
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_plain_study_begins_with_the_baseline_and_measures_one_configuration_a_launch(name: str) -> None:
+    of = table([{"when": {"mode": "c"}}])
+    strategy = OptunaStrategy(of.space, name, Limits(), 0)
+    step = strategy.propose()
+    assert isinstance(step, Launch) and {**step.server, **(strategy.next_load(step.server) or {})} == of.space.baseline
+    found = simulate(of, OptunaStrategy(of.space, name, Limits(launches=12), 0), 0, 8.0)
+    assert found.stop is not None and found.stop.kind is StopKind.LAUNCHES
+    assert len(found.steps) == found.launches == 12
+    assert found.final_share > 0.5
+
+
+def test_a_grid_tries_every_configuration_once_and_ends() -> None:
+    small = table([], params={"mode": ["a", "b"], "graphs": [False, True], "fused": [False], "depth": [4],
+                              "concurrency": [8, 32]})
+    seen: list[str] = []
+
+    class Recorded(OptunaStrategy):
+        def tell(self, observation: Observation) -> None:
+            seen.append(config_key({**observation.server, **(observation.load or {})}))
+            super().tell(observation)
+
+    found = simulate(small, Recorded(small.space, "grid"), 0, 1000.0)
+    assert found.stop is not None and found.stop.kind is StopKind.EXHAUSTED
+    assert len(seen) == len(set(seen)) == 8
+
+
+def test_forbidden_and_pending_configurations_are_not_launched() -> None:
+    space = dataclasses.replace(table([]).space, rules=(Rule({"mode": ("b", "c")}, "because"),))
+    strategy = OptunaStrategy(space, "random", Limits(), 0)
+    for _ in range(8):
+        step = strategy.propose()
+        assert isinstance(step, Launch) and step.server["mode"] == "a"
+        strategy.pending(step.server)
+    assert len(strategy._busy) == 8
+
+
+def test_crashes_steer_tpe_away() -> None:
+    of = table([{"when": {"mode": ["b", "c"]}}])
+    crashed = {name: simulate(of, OptunaStrategy(of.space, name, Limits(launches=40), 0), 0, 100.0).crashed
+               for name in ("tpe", "random")}
+    assert crashed["tpe"] < crashed["random"]
+
+
+def test_a_resumed_plain_study_knows_what_it_was_told() -> None:
+    space = table([]).space
+    strategy = OptunaStrategy(space, "tpe", Limits(launches=2), 0)
+    server, load = space.split(space.baseline)
+    strategy.tell(Observation(server, load, Measured(1.0), 340.0, 300.0))
+    strategy.tell(Observation({**server, "mode": "b"}, None, Crash("oom", Stage.LOAD, Blame.CONFIG, "s", "x"),
+                              100.0, 100.0))
+    best = strategy.best()
+    assert best is not None and best.server == server
+    stop = strategy.propose()
+    assert isinstance(stop, Stop) and stop.kind is StopKind.LAUNCHES
+    assert len(strategy.study.trials) == 2
+
+
+def test_a_grid_too_large_to_list_is_refused() -> None:
+    huge = {f"p{i}": list(range(8)) for i in range(7)}
+    of = table([], params={**huge, "concurrency": [8, 32]}, baseline={**dict.fromkeys(huge, 0), "concurrency": 8})
+    with pytest.raises(UsageError, match="grid"):
+        OptunaStrategy(of.space, "grid")
+
+
+def test_the_benchmark_runs_any_table_of_the_format(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(PLAIN))
+    done = subprocess.run([sys.executable, str(ROOT / "tests/benchmarks/search.py"), str(tmp_path / "own.yaml"),
+                           "--seeds", "2", "--hours", "1", "--strategies", "launch_aware,random", "--json"],
+                          capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert [(r["table"], r["strategy"], r["seeds"]) for r in told["rows"]] == [
+        ("plain", "launch_aware", 2), ("plain", "random", 2)]
+    assert all(0 < r["share"] <= 1 for r in told["rows"])
+
+
+def test_the_benchmark_says_what_it_cannot_read(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "bad.yaml").write_text("name: x\n")
+    done = subprocess.run([sys.executable, str(ROOT / "tests/benchmarks/search.py"), str(tmp_path / "bad.yaml")],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda t: t.pop("watts"), "missing: watts"),
+    (lambda t: t["baseline"].pop("mode"), "mode is missing"),
+    (lambda t: t["baseline"].update(mode="z"), "is not a choice"),
+    (lambda t: t["tokens_per_s"]["by_concurrency"].popitem(), "by_concurrency"),
+    (lambda t: t.update(crashes=[{"when": {"mode": "c"}, "stage": "load", "log": "x"}]), "after_s is missing"),
+    (lambda t: t.update(crashes=[{"when": {"mdoe": "c"}, "stage": "load", "log": "x"}]), "unknown parameter mdoe"),
+    (lambda t: t.update(crashes=[{"when": {}, "stage": "lod", "log": "x", "after_s": 1}]), "stage lod is unknown"),
+    (lambda t: t.update(launch_s="ten"), "launch_s must be a positive number"),
+    (lambda t: t["params"].update(mode=[]), "list of choices"),
+])
+def test_a_bad_table_is_one_line(change: Callable[[dict[str, Any]], Any], says: str, tmp_path: pathlib.Path) -> None:
+    spec = copy.deepcopy(PLAIN)
+    change(spec)
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(spec))
+    with pytest.raises(ValueError, match=re.escape(says)) as told:
+        Table.load(tmp_path / "bad.yaml")
+    assert "\n" not in str(told.value)
+
+
+def test_what_a_table_probably_does_not_mean_is_remarked(tmp_path: pathlib.Path) -> None:
+    spec = copy.deepcopy(PLAIN) | {"speling": 1, "crashes": [
+        {"when": {"mode": "z"}, "stage": "load", "log": "x", "after_s": 1}]}
+    (tmp_path / "odd.yaml").write_text(yaml.safe_dump(spec))
+    assert [word for remark in Table.load(tmp_path / "odd.yaml").remarks for word in ("speling", "mode='z'")
+            if word in remark] == ["speling", "mode='z'"]

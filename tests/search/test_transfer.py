@@ -1,0 +1,117 @@
+"""Beliefs of a space and past studies steer the search, and are given up when they are wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+
+import pytest
+
+from autotune.records import Blame, Crash, Energy, Measurement, Stage, UsageError
+from autotune.search.past_studies import past_observations
+from autotune.search.protocol import Launch, Limits, Measured, Observation
+from autotune.search.strategy import LaunchAware
+from autotune.space.space import Space
+from autotune.storage.study import Study
+from autotune.storage.trial import Verdict
+from autotune.storage.urls import sqlite_url
+from tests.search.simulate import simulate
+from tests.search.test_strategy import table
+
+BETTER = [{"when": {"mode": "b"}, "times": 1.3}, {"when": {"fused": True}, "times": 1.1}]
+WORSE = [{"when": {"mode": "b"}, "times": 0.5}, {"when": {"fused": True}, "times": 0.5}]
+
+
+def second_launch(space: Space) -> Launch:
+    strategy = LaunchAware(space)
+    first = strategy.propose()
+    assert isinstance(first, Launch)
+    strategy.tell(Observation(first.server, {"concurrency": 32}, Measured(1.0, relative_noise=0.01), 340.0, 300.0))
+    step = strategy.propose()
+    assert isinstance(step, Launch)
+    return step
+
+
+def test_what_an_expert_believes_is_tried_first_and_what_he_warns_of_is_not() -> None:
+    space = table([]).space
+    hopeful = dataclasses.replace(space, belief={"mode": {"c": (1.3, 1.6), "b": (0.4, 0.5)}})
+    fearful = dataclasses.replace(space, belief={"mode": {"c": (0.4, 0.5), "b": (1.3, 1.6)}})
+    assert second_launch(hopeful).server["mode"] == "c"
+    assert second_launch(fearful).server["mode"] == "b"
+
+
+def watched(factors: list[dict[str, object]]) -> list[Observation]:
+    """Everything that a finished study on such a table was told."""
+    told: list[Observation] = []
+
+    class Recorded(LaunchAware):
+        def tell(self, observation: Observation) -> None:
+            told.append(observation)
+            super().tell(observation)
+
+    of = table([{"when": {"mode": "c"}}], factors)
+    simulate(of, Recorded(of.space, Limits(), 1), 1, 8.0)
+    return told
+
+
+def test_a_past_study_that_predicts_well_leads_straight_to_the_optimum() -> None:
+    of = table([{"when": {"mode": "c"}}], BETTER)
+    strategy = LaunchAware(of.space, Limits(), 0, watched(BETTER))
+    found = simulate(of, strategy, 0, 8.0)
+    step = found.reached(0.98)
+    assert step is not None and step.launches <= 3
+    assert found.crashed == 0
+    report = strategy.past_report()
+    assert report is not None and "off by" in report
+
+
+def test_a_past_study_that_misleads_counts_less_and_does_not_hide_the_optimum() -> None:
+    of = table([{"when": {"mode": "c"}}], BETTER)
+    trust, told = [], []
+    for past in (watched(BETTER), watched(WORSE)):
+        strategy = LaunchAware(of.space, Limits(), 0, past)
+        assert simulate(of, strategy, 0, 8.0).final_share >= 0.98
+        report = strategy.past_report()
+        assert strategy.past is not None and report is not None
+        error = strategy.past.error(strategy.memory.measurements())
+        assert error is not None and f"off by {math.expm1(error):.0%}" in report
+        trust.append(strategy._prior.trust)
+        told.append(error)
+    assert trust[1] < trust[0] and told[1] > 3 * told[0]
+
+
+def test_past_choices_that_this_space_lacks_are_left_out() -> None:
+    space = table([]).space
+    strange = Observation({"mode": "z", "graphs": True, "fused": False, "depth": 4}, {"concurrency": 8},
+                          Measured(1.0), 1.0, 1.0)
+    more = Observation({"mode": "b", "graphs": True, "fused": False, "depth": 4, "else": 1}, {"concurrency": 8},
+                       Measured(1.0), 1.0, 1.0)
+    strategy = LaunchAware(space, past=[strange, more])
+    assert strategy.past is not None and (strategy.past.told, strategy.past.used) == (2, 1)
+
+
+def test_a_stored_study_is_read_with_its_crashes_and_relative_values(tmp_path: pathlib.Path) -> None:
+    space = table([]).space
+    study = Study.open(sqlite_url(tmp_path), "old", space, {"objective": "tokens_per_joule"})
+    good = study.ask(space.baseline, 1)
+    measured = Measurement(1000, 10.0, 20, 0, 32, Energy("nvml", 500.0, 10.0))
+    study.tell(good, measured, Verdict(2.0), cost_s=340.0, launch_s=300.0)
+    bad = study.ask({**space.baseline, "mode": "b"}, 2)
+    study.tell(bad, Crash("oom", Stage.LOAD, Blame.CONFIG, "s1", "x"), None, cost_s=100.0, launch_s=100.0)
+    told = past_observations([str(tmp_path)], space, "tokens_per_joule")
+    assert [type(o.outcome) for o in told] == [Measured, Crash]
+    assert isinstance(told[0].outcome, Measured) and told[0].outcome.value == pytest.approx(1.0)
+    assert told[1].server["mode"] == "b" and told[1].load is None
+    other = past_observations([sqlite_url(tmp_path)], space, "tokens_per_s")
+    assert isinstance(other[0].outcome, Measured) and other[0].outcome.value is None
+    assert isinstance(other[1].outcome, Crash)
+
+
+def test_a_warm_start_that_is_not_there_is_said_in_a_line(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match="study.warm_start: there is no study in"):
+        past_observations([str(tmp_path / "nowhere")], table([]).space, "tokens_per_joule")
+    broken = tmp_path / "study.db"
+    broken.write_text("no database")
+    with pytest.raises(UsageError, match="cannot be read"):
+        past_observations([str(tmp_path)], table([]).space, "tokens_per_joule")

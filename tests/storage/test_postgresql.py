@@ -1,0 +1,93 @@
+"""Workers on one PostgreSQL study, on real processes. Needs Debian's postgresql and psycopg, else it is skipped."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from autotune.config.compose import load
+from autotune.records import AutotuneError
+from autotune.storage.locks import StudyLock
+from autotune.storage.study import Study
+from autotune.storage.urls import hidden
+from tests.storage import postgres
+from tests.tuning.test_loop import ROOT
+from tests.tuning.test_worker import ended, nothing_twice, records, workers
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with postgres.server() as made:
+        yield made
+
+
+def leaks(folder: pathlib.Path) -> list[str]:
+    """Files that hold the password, as written or as decoded."""
+    words = [w.encode() for w in (postgres.PASSWORD, "s3cret%2Fof%2Btests")]
+    return [str(p) for p in folder.rglob("*") if p.is_file() and any(w in p.read_bytes() for w in words)]
+
+
+def test_two_workers_without_ray_measure_nothing_twice_and_tune_reports(tmp_path: pathlib.Path, url: str) -> None:
+    said = ended(workers(tmp_path, 2, f"study.storage={url}"))
+    found = records(tmp_path, url)
+    nothing_twice(found)
+    assert {r.state for r in found} <= {"COMPLETE", "PRUNED"}
+    assert len({r.attrs["owner"] for r in found}) == 2, said
+    again, = ended(workers(tmp_path, 1, f"study.storage={url}", "study.confirm.finalists=0", verb="tune"))
+    assert len(records(tmp_path, url)) == len(found) and "launch script" in again
+    assert leaks(tmp_path / "outputs") == [] and postgres.PASSWORD not in again + "".join(said)
+
+
+def test_two_workers_run_the_embedded_engine_to_the_end(tmp_path: pathlib.Path, url: str) -> None:
+    command = [sys.executable, "-m", "autotune", "worker", "+space=local", f"study.storage={url}",
+               "study.name=embedded", "study.launches=4", "study.min_gain=0.05", "power=none", "objective=tokens_per_s",
+               "space.params.dp.choices=[1]", "space.params.concurrency.choices=[1,4]"]
+    both = [subprocess.Popen([*command, f"outputs={tmp_path / str(n)}"], cwd=tmp_path, text=True,
+                             env={**os.environ, "PYTHONPATH": ROOT}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            for n in range(2)]  # folders of their own, as on two hosts
+    said = ended(both)
+    settings = load(command[4:], [])
+    found = Study.open(url, "embedded", settings.space, {}, create=False).records()
+    nothing_twice(found)
+    assert {r.state for r in found} <= {"COMPLETE", "PRUNED"} and any(r.feasible for r in found), said
+    numbers = {r.launch_id for r in found}
+    assert len({(r.launch_id, r.attrs["owner"]) for r in found}) == len(numbers)  # numbers of hosts never meet
+    assert leaks(tmp_path) == []
+
+
+def test_a_turn_on_postgresql_is_given_back_by_the_dead(url: str) -> None:
+    program = ("import sys, time\nfrom autotune.storage.locks import Turns\nwith Turns(sys.argv[1], 'topic').turn():\n"
+               "    print('mine', flush=True)\n    time.sleep(600)\n")
+    holder = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True,
+                              env={**os.environ, "PYTHONPATH": ROOT})
+    assert holder.stdout is not None and holder.stdout.readline() == "mine\n"
+    began = time.monotonic()
+    with pytest.raises(AutotuneError, match="no turn") as caught, StudyLock(url, "topic", wait_s=0.5).turn():
+        pass
+    assert time.monotonic() - began < 60 and postgres.PASSWORD not in str(caught.value)
+    holder.kill()
+    holder.wait()
+    with StudyLock(url, "topic", wait_s=20).turn(), StudyLock(url, "another topic", wait_s=1).turn():
+        pass
+
+
+def test_a_database_that_is_not_there_is_one_line_without_the_password(url: str, tmp_path: pathlib.Path) -> None:
+    wrong = url.replace("/postgres", "/nowhere")
+    process, = workers(tmp_path, 1, f"study.storage={wrong}")
+    said = process.communicate(timeout=600)[0]
+    assert process.returncode == 1 and said.count("\n") == 1 and "cannot open the study storage" in said, said
+    assert "s3cret" not in said and leaks(tmp_path / "outputs") == []
+
+
+def test_a_url_is_shown_without_its_password(url: str) -> None:
+    assert "s3cret" not in hidden(url) and hidden(url).startswith("postgresql://") and "@127.0.0.1:" in hidden(url)
+    assert "hunter22" not in hidden("postgresql:///db?host=h&password=hunter22")
+    assert "a/b" not in hidden("postgresql://me:a/b@host/db")

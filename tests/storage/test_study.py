@@ -1,0 +1,228 @@
+"""The study: nothing mixed, nothing lost, nothing counted twice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import sqlite3
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from autotune.records import AutotuneError, Blame, Crash, Energy, Measurement, Stage, UsageError
+from autotune.space.space import Space
+from autotune.storage.study import Study, owner_alive, owner_id
+from autotune.storage.trial import Verdict
+from autotune.storage.urls import SQLITE_WAIT_S, sqlite_url
+
+SPACE = Space.parse({
+    "name": "s", "engine": "e",
+    "params": {"parallel": {"choices": ["tp8", "ep8"]}, "nvls": {"choices": [False, True]},
+               "budget": {"choices": [0, 8]}, "topk": {"choices": [1, 2], "when": {"budget": 8}},
+               "mem": {"range": [0.8, 0.94], "step": 0.02}, "graphs": {"range": [8, 32], "step": 8},
+               "concurrency": {"choices": [1, 64], "load": True}},
+    "baseline": {"parallel": "tp8", "nvls": False, "budget": 8, "topk": 2, "mem": 0.9, "graphs": 16, "concurrency": 64},
+}, "s")
+IDENTITY = {"space_digest": "d1", "engine_version": "1.0", "devices": ["gpu a"]}
+CRASH = Crash("cublas_error", Stage.GRAPH_CAPTURE, Blame.CONFIG, "v1-abc", "CUBLAS_STATUS_INTERNAL_ERROR")
+
+
+def open_study(folder: pathlib.Path, **identity: Any) -> Study:
+    return Study.open(sqlite_url(folder), "s", SPACE, {**IDENTITY, **identity}, ["tpot_p99_ms"])
+
+
+def measured(tokens: int = 1000, joules: float | None = 500.0) -> Measurement:
+    return Measurement(tokens, 10.0, 5, 0, 64, Energy("nvml", joules, 10.0))
+
+
+def test_a_trial_keeps_its_configuration_and_figures(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    trial = study.ask(SPACE.baseline, launch=1)
+    study.tell(trial, measured(), Verdict(2.0, {"tpot_p99_ms": 0.5}), cost_s=3, launch_s=2)
+    (record,) = open_study(tmp_path).records()
+    assert record.config == SPACE.baseline
+    assert (record.state, record.value, record.feasible) == ("COMPLETE", 2.0, True)
+    assert record.attrs["tokens_per_j"] == 2.0 and record.attrs["watts"] == 50.0
+    assert "accept_length" not in record.attrs and "ttft_p50_ms" not in record.attrs
+
+
+def test_conditional_parameters_that_do_not_exist_are_absent(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    config = {k: v for k, v in {**SPACE.baseline, "budget": 0}.items() if k != "topk"}
+    study.fail(study.ask(config, launch=1), "why not")
+    assert study.records()[0].config == config
+
+
+def test_a_crash_is_pruned_with_its_signature_and_a_graded_constraint(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    study.tell(study.ask(SPACE.baseline, launch=1), CRASH, None, cost_s=3, launch_s=3)
+    (record,) = study.records()
+    assert record.state == "PRUNED" and record.crashed and not record.feasible
+    assert record.attrs["crash_signature"] == "v1-abc" and record.attrs["crash_stage"] == "graph-capture"
+    assert study.inner.trials[0].constraints == {"crash": 2.0, "invalid": 0.0, "tpot_p99_ms": 0.0}
+
+
+def test_a_crash_is_under_load_when_a_load_was_on_the_server_whatever_the_stage(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    dead = Crash("segfault", Stage.SERVING, Blame.UNKNOWN, "v1-abc", "x")
+    told = []
+    for fact in ({"crash_under_load": False}, {"crash_under_load": True}, {}):  # {}: a study of an earlier release
+        trial = study.ask(SPACE.baseline, launch=1)
+        study.tell(trial, dead, None, cost_s=1.0, launch_s=1.0, **fact)
+        told.append(study.record(trial.number).crashed_under_load)
+    assert told == [False, True, True]
+
+
+def test_every_trial_has_the_same_constraints_in_the_same_order(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    study.tell(study.ask(SPACE.baseline, launch=1), CRASH, None, cost_s=3, launch_s=3)
+    study.tell(study.ask(SPACE.baseline, launch=2), measured(), Verdict(2.0, {"tpot_p99_ms": 1.5}), cost_s=3,
+               launch_s=2)
+    study.tell(study.ask(SPACE.baseline, launch=3), measured(joules=None), Verdict(None, {}, ("no_energy",)),
+               cost_s=3, launch_s=2)
+    assert [list(t.constraints) for t in study.inner.trials] == [["crash", "invalid", "tpot_p99_ms"]] * 3
+    assert [r.feasible for r in study.records()] == [False, False, False]
+    assert [r.state for r in study.records()] == ["PRUNED", "COMPLETE", "PRUNED"]
+    assert "watts" not in study.records()[2].attrs
+
+
+@pytest.mark.parametrize("change", [{"space_digest": "d2"}, {"engine_version": "2"}, {"devices": ["gpu b"]}])
+def test_another_space_engine_or_gpu_is_refused(tmp_path: pathlib.Path, change: dict[str, Any]) -> None:
+    open_study(tmp_path)
+    with pytest.raises(UsageError, match="study.name=NAME"):
+        open_study(tmp_path, **change)
+
+
+def test_what_an_older_release_did_not_store_of_a_study_does_not_refuse_it(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    assert open_study(tmp_path, engine_file="d2").inner.study_name == study.inner.study_name
+
+
+def test_a_study_that_does_not_exist_is_said(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match="no study s yet"):
+        Study.open(sqlite_url(tmp_path), "s", SPACE, IDENTITY, create=False)
+
+
+def test_trials_of_a_dead_tuner_are_told_fail_and_of_a_living_one_left(tmp_path: pathlib.Path) -> None:
+    open_study(tmp_path)
+    program = ("import sys, pathlib; from tests.storage.test_study import *; "
+               "open_study(pathlib.Path(sys.argv[1])).ask(SPACE.baseline, launch=1)")
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, cwd=root,
+                   env={**os.environ, "PYTHONPATH": root})
+    study = open_study(tmp_path)
+    study.ask(SPACE.baseline, launch=2)
+    assert study.fail_stale_trials() == [0]
+    assert [r.state for r in study.records()] == ["FAIL", "RUNNING"]
+    assert study.records()[0].attrs["fail_reason"] == "the tuner died"
+
+
+def test_a_study_has_one_tuner_at_a_time_wherever_its_outputs_are(tmp_path: pathlib.Path) -> None:
+    open_study(tmp_path).lead()
+    program = ("import sys, pathlib; from tests.storage.test_study import *; "
+               "study = open_study(pathlib.Path(sys.argv[1])); study.lead(); "
+               "print('leads', flush=True); sys.stdin.read()")
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    own = open_study(tmp_path)
+    own.set_attr("tuner", owner_id().rsplit("|", 1)[0] + "|1")  # one that is dead
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          cwd=root, env={**os.environ, "PYTHONPATH": root}) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"leads\n"
+        with pytest.raises(AutotuneError, match=rf"another autotune \(pid {other.pid}\) tunes study s .* verb worker"):
+            own.lead()
+        other.kill()
+    own.lead()
+    own.lead()
+
+
+def test_a_tuner_elsewhere_lives_while_its_trial_does(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    elsewhere = "far/1|boot|77|1"
+    study.set_attr("tuner", elsewhere)
+    study.lead()
+    study.set_attr("tuner", elsewhere)
+    trial = study.ask(SPACE.baseline, launch=1)
+    trial.set_user_attr("owner", elsewhere)
+    with pytest.raises(AutotuneError, match=r"\(on far/1, pid 77\)"):
+        study.lead()
+
+
+def test_a_trial_that_was_just_made_when_the_user_interrupted_is_not_left_running(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    with pytest.raises(KeyboardInterrupt), study.fail_running_on_exit():
+        study.ask(SPACE.baseline, launch=1)
+        raise KeyboardInterrupt
+    (record,) = study.records()
+    assert (record.state, record.attrs["fail_reason"]) == ("FAIL", "KeyboardInterrupt")
+
+
+@pytest.mark.slow
+def test_who_is_interrupted_does_not_wait_long_for_a_database_that_is_locked(tmp_path: pathlib.Path) -> None:
+    """Found by the fault campaign: the second Ctrl-C left a transaction of our own open, and the end waited for it."""
+    study = Study.open(sqlite_url(tmp_path), "s", SPACE, IDENTITY, wait_s=300.0)
+    began = time.monotonic()
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db", isolation_level=None)) as other:
+        with pytest.raises(KeyboardInterrupt), study.fail_running_on_exit():
+            study.ask(SPACE.baseline, launch=1)
+            other.execute("BEGIN IMMEDIATE")
+            raise KeyboardInterrupt
+        assert time.monotonic() - began < 4 * SQLITE_WAIT_S
+    assert [r.state for r in study.records()] == ["RUNNING"]  # which the next tuner tells FAIL
+
+
+def test_owners_of_other_hosts_count_as_alive() -> None:
+    host, boot, pid, start = owner_id().split("|")
+    assert owner_alive(owner_id())
+    assert owner_alive(f"elsewhere|{boot}|{pid}|{start}")
+    assert not owner_alive(f"{host}|{boot}|{pid}|1")
+    assert not owner_alive(f"{host}|other-boot|{pid}|{start}")
+    assert not owner_alive("")
+
+
+def test_a_result_is_copied_for_a_configuration_of_the_same_server(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    study.tell(study.ask(SPACE.baseline, launch=1), measured(), Verdict(2.0, {"tpot_p99_ms": 0.5}), cost_s=30,
+               launch_s=20)
+    study.copy(study.ask({**SPACE.baseline, "topk": 1}, launch=2), study.records()[0], cost_s=5, launch_s=4)
+    copy = study.records()[1]
+    assert (copy.value, copy.attrs["same_as"], copy.attrs["launch_id"], copy.attrs["cost_s"]) == (2.0, 0, 2, 5)
+
+
+@pytest.mark.parametrize(("url", "code"), [
+    ("nonsense", 2), ("mysqll://me:hunter22@host/db", 2), ("mysql+nodriver://me:hunter22@host/db", 2),
+    ("mysql://me:hunter22@host/db", 4)])
+def test_a_storage_that_cannot_be_is_a_wrong_setting_and_a_missing_driver_is_the_hosts(url: str, code: int) -> None:
+    with pytest.raises(AutotuneError, match="study.storage=") as caught:
+        Study.open(url, "s", SPACE, IDENTITY)
+    assert caught.value.exit_code == code and "hunter22" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [
+    "update trial_user_attributes set value_json='{not json'", "update trial_params set distribution_json='{}'",
+    "update trial_values set value_type='INF_POS'", "update study_user_attributes set value_json='5'",
+    "update study_user_attributes set value_json='{'"])
+def test_a_damaged_database_is_one_clear_line_that_says_what_to_do(change: str, tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    study.tell(study.ask(SPACE.baseline, launch=1), measured(), Verdict(1.0), cost_s=1, launch_s=1)
+    with sqlite3.connect(tmp_path / "study.db") as db:
+        assert db.execute(change).rowcount > 0
+    with pytest.raises(AutotuneError, match="damaged: bring back a copy of it, or begin another study") as error:
+        open_study(tmp_path).records()
+    assert error.value.exit_code == 1 and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + b"\xff" * 8000])
+def test_a_file_that_is_no_database_says_what_to_do_too(content: bytes, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "study.db").write_bytes(content)
+    with pytest.raises(AutotuneError, match="cannot open the study storage .*if it is damaged: bring back a copy"):
+        open_study(tmp_path)
+
+
+def test_an_unreachable_storage_is_one_clear_line_without_its_password() -> None:
+    with pytest.raises(Exception, match="cannot open the study storage") as caught:
+        Study.open("sqlite:////nonexistent/folder/x.db?password=hunter22", "s", SPACE, IDENTITY)
+    assert "\n" not in str(caught.value) and "hunter22" not in str(caught.value)

@@ -1,0 +1,209 @@
+"""Properties that hold for any input: the space language, quoting, redaction, what strangers write, own files."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import pathlib
+import random
+import shlex
+import subprocess
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.config.compose import load
+from autotune.engine.command import Command, shown
+from autotune.records import UsageError
+from autotune.space.space import Space
+from autotune.utils.files import append_line, free_mib, write_json, write_lines
+from autotune.utils.redact import HIDDEN, SHORTEST, WORDS, Redactor
+from autotune.utils.text import KEPT, REPLACED, SPELLED, printable
+from tests.space.test_space import RAW
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
+PLAIN = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | st.floats() | TEXT,
+                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=8)
+KEYS = st.sampled_from(["choices", "range", "step", "when", "load", "params", "forbid", "because", "baseline", "belief",
+                        "budget", "parallel", "concurrency", "name", "engine", "model", "needs"])
+VALUES = st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(KEYS, PLAIN | st.dictionaries(KEYS, PLAIN, max_size=3), max_size=4))
+def test_any_space_is_accepted_or_refused_with_one_line(changes: dict[str, Any]) -> None:
+    try:
+        Space.parse({**RAW, **changes}, "s.yaml")
+    except UsageError as error:
+        assert "\n" not in str(error) or any("\n" in str(v) for v in _leaves(changes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from("abcde"), VALUES, min_size=1), VALUES, st.integers(0, 99))
+def test_every_configuration_of_a_space_is_checked_split_and_put_together_again(
+        params: dict[str, list[int]], levels: list[int], seed: int) -> None:
+    levels = [n + 1 for n in levels]
+    space = Space.parse({
+        "name": "s", "engine": "e",
+        "params": {**{k: {"choices": v} for k, v in params.items()}, "concurrency": {"choices": levels, "load": True}},
+        "baseline": {**{k: v[0] for k, v in params.items()}, "concurrency": levels[0]}}, "s.yaml")
+    config = space.sample(random.Random(seed))
+    server, load_part = space.split(config)
+    assert space.check(config) == {**server, **load_part} == config
+    servers = list(space.servers())
+    assert server in servers and len(servers) == space.size()
+    assert len({json.dumps(s, sort_keys=True) for s in servers}) == len(servers)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(TEXT, min_size=1, max_size=5), st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), TEXT,
+                                                               max_size=2))
+def test_a_shown_command_is_read_back_word_for_word(argv: list[str], env: dict[str, str]) -> None:
+    words = shlex.split(shown(Command(tuple(argv), env)))
+    assert words == [*(f"{k}={v}" for k, v in sorted(env.items())), *argv]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(TEXT, min_size=1, max_size=5))
+def test_a_real_shell_takes_a_shown_command_apart_as_it_was(argv: list[str]) -> None:
+    line = shown(Command(("printf", r"%s\0", *argv), {}))
+    done = subprocess.run(["sh", "-c", line], capture_output=True, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
+    assert done.stdout == "".join(a + "\0" for a in argv).encode()
+
+
+SECRET = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.+/!$%", min_size=8, max_size=30)
+NAMES = st.sampled_from(["--api-key", "--hf-token", "--admin-password", "--ssl-private-key", "--client-secret"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(NAMES, SECRET, st.booleans(), st.lists(TEXT, max_size=3), TEXT, TEXT)
+def test_the_value_of_a_secret_flag_is_nowhere(flag: str, secret: str, attached: bool, others: list[str], before: str,
+                                               after: str) -> None:
+    argv = ["serve", *others, *([f"{flag}={secret}"] if attached else [flag, secret])]
+    clean = Redactor.from_command(argv)
+    for kept in (" ".join(clean.argv(argv)), clean.text(before + secret + after),
+                 json.dumps(clean.data({"a": [before + secret], flag: secret}))):
+        assert secret not in kept.replace(HIDDEN, "\0")
+
+
+@settings(max_examples=80, deadline=None)
+@given(SECRET, st.sampled_from(["postgresql", "https", "redis"]), st.from_regex(r"[a-z]{1,8}", fullmatch=True))
+def test_the_password_in_a_url_goes_and_its_host_stays(secret: str, scheme: str, host: str) -> None:
+    text = Redactor().text(f"see {scheme}://me:{secret}@{host}.example/x")
+    assert secret not in text and f"@{host}.example/x" in text
+
+
+KNOWN = TEXT.filter(lambda v: len(v) >= SHORTEST and v.lower() not in WORDS)
+SPELLINGS: dict[str, Callable[[str], str]] = {
+             "as it is": str, "JSON": json.dumps, "JSON in JSON": lambda v: json.dumps(json.dumps(v)),
+             "JSON in Unicode": lambda v: json.dumps(v, ensure_ascii=False), "Python": repr, "a shell": shlex.quote,
+             "a shell in JSON": lambda v: json.dumps(shlex.quote(v)), "a URL": lambda v: quote(v, safe=""),
+             "a path": quote, "a form": quote_plus, "HTML": html.escape,
+             "JSON in HTML": lambda v: html.escape(json.dumps(v))}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@settings(max_examples=100, deadline=None)
+@given(KNOWN, TEXT, TEXT)
+def test_a_known_value_goes_however_it_is_spelled(spelling: str, value: str, before: str, after: str) -> None:
+    spelled = SPELLINGS[spelling](value)
+    inner = spelled.strip("\"'") if spelling != "as it is" else spelled
+    for text in (before + spelled + after, f"x {spelled} y"):
+        left = Redactor([value]).text(text).replace(HIDDEN, "\0")
+        assert value not in left and (len(inner) < SHORTEST or inner not in left)
+
+
+PIECES = st.sampled_from(["token", "API_KEY", "password", "authorization", "=", ": ", "'", '"', "\\", "[", "]", "{",
+                         "}", "(", ")",
+                          ",", " ", "\n", "--api-key", "--x", "://", "@", "me", "/", "hf_abcdefghijklmnopqrst",
+                          "Bearer ",
+                          "None", "1234", "12345678", HIDDEN, "[redac", "ted]", "&quot;", "%22", "basic ", "s3cret",
+                          "abc["])
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.lists(PIECES, max_size=14), st.lists(PIECES | TEXT, max_size=2))
+def test_cleaning_twice_changes_nothing_more(pieces: list[str], values: list[str]) -> None:
+    clean = Redactor(values)
+    once = clean.text("".join(pieces))
+    assert clean.text(once) == once
+    argv = clean.argv(pieces)
+    assert clean.argv(argv) == argv
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+def test_printable_text_is_printable_and_the_rest_is_unchanged(text: str) -> None:
+    for instead in ("", REPLACED, SPELLED):
+        shown = printable(text, keep=KEPT, instead=instead)
+        assert all(c.isprintable() or c in KEPT or c == REPLACED for c in shown)
+        assert printable(shown, keep=KEPT, instead=instead) == shown
+    assert printable(text) == "".join(c for c in text if c.isprintable())
+
+
+def test_a_space_of_a_stranger_runs_nothing(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "engine").mkdir()
+    mark = tmp_path / "ran"
+    hostile = {"_target_": "os.system", "_args_": [f"touch {mark}"], "command": f"touch {mark}"}
+    base: dict[str, Any] = {"name": "t", "engine": "ddtree", "params": {"tp": {"choices": [1]}, "concurrency": {
+        "choices": [1], "load": True}}, "baseline": {"tp": 1, "concurrency": 1}}
+    spaces = [{**base, **hostile}, {**base, "params": {**base["params"], "tp": {"choices": [1], **hostile}}},
+              {**base, "workload": hostile}, {**base, "study": hostile}, {**base, "model": {"target": hostile}},
+              {**base, "params": {**base["params"], "dp": {"choices": [hostile]}}}]
+    for space in spaces:
+        (tmp_path / "t.yaml").write_text(yaml.safe_dump(space))
+        with pytest.raises(UsageError):
+            load(["+space=t"], [str(tmp_path)])
+    for text in ("name: !!python/object/apply:os.system ['touch {mark}']", "x: ${oc.env:HOME}\nname: t",
+                 "name: t\nx: !!python/name:os.system"):
+        (tmp_path / "t.yaml").write_text(text.replace("{mark}", str(mark)) + "\nengine: ddtree\n")
+        with pytest.raises(UsageError):
+            load(["+space=t"], [str(tmp_path)])
+    assert not mark.exists()
+
+
+def test_an_artifact_cannot_leave_its_folder(tmp_path: pathlib.Path) -> None:
+    from optuna.artifacts import FileSystemArtifactStore
+    from optuna.artifacts.exceptions import ArtifactNotFound
+
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "study.db").write_text("private")
+    store = FileSystemArtifactStore(str(tmp_path / "artifacts"))
+    for name in ("../study.db", str(tmp_path / "study.db"), "x/../../study.db"):
+        with pytest.raises((ArtifactNotFound, ValueError)):
+            store.open_reader(name).read()
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"n": 1})
+
+    def broken() -> Any:
+        yield "half"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_lines(path, broken())
+    assert json.loads(path.read_text()) == {"n": 1} and [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    assert free_mib(tmp_path) > 0
+
+
+def test_a_line_after_one_that_was_cut_off_stands_alone(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "lines"
+    append_line(path, "one")
+    with path.open("a") as file:
+        file.write('{"half')
+    append_line(path, "two")
+    assert path.read_text() == 'one\n{"half\ntwo\n'
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for k, v in value.items() for leaf in [k, *_leaves(v)]]
+    return [leaf for v in value for leaf in _leaves(v)] if isinstance(value, list) else [value]

@@ -1,0 +1,234 @@
+"""The loop on real processes: every outcome recorded once, resumable, nothing left running."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import types
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.config.compose import load
+from autotune.config.settings import Settings
+from autotune.engine.host import Gpus
+from autotune.engine.orphans import members
+from autotune.engine.spec import Action
+from autotune.executors.local import LocalExecutor
+from autotune.measure.evaluate import judge_for
+from autotune.records import Config
+from autotune.search.protocol import Best, Launch, Observation, Pivot, Stop, StopKind
+from autotune.storage.study import Study
+from autotune.storage.trial import TrialRecord
+from autotune.storage.urls import sqlite_url
+from autotune.tuning.loop import Tuner
+from tests.engine.standin_engine import ENGINE
+
+ROOT = str(pathlib.Path(__file__).resolve().parents[2])
+
+
+class Listed:
+    """A strategy that works through a list of server parts, each under every load part."""
+
+    def __init__(self, servers: list[Config], loads: list[Config]) -> None:
+        self.servers, self.loads = servers, loads
+        self.told: list[Observation] = []
+
+    def propose(self) -> Launch | Stop:
+        done = [o.server for o in self.told]
+        for server in self.servers:
+            if server not in done:
+                return Launch(server, "next on the list", 0.1, 0.5)
+        return Stop(StopKind.EXHAUSTED, "the list is done")
+
+    def next_load(self, server: Config) -> Config | None:
+        done = [o.load for o in self.told if o.server == server]
+        return next((c for c in self.loads if c not in done), None)
+
+    def tell(self, observation: Observation) -> None:
+        self.told.append(observation)
+
+    def pending(self, server: Config, load: Config | None = None) -> None: ...
+    def done(self, server: Config) -> None: ...
+
+    def best(self) -> Best | None:
+        return None
+
+    def pivots(self) -> list[Pivot]:
+        return []
+
+
+class Silent:
+    """Watches and notes nothing."""
+
+    def launching(self, number: int, step: Launch) -> None: ...
+    def stage(self, text: str, after_s: float) -> None: ...
+    def outcome(self, record: TrialRecord) -> None: ...
+    def pivot(self, pivot: Pivot) -> None: ...
+    def note(self, text: str) -> None: ...
+    def attach(self, trial: Any, launch: pathlib.Path) -> None: ...
+    def annotate(self, study: Study, record: TrialRecord) -> None: ...
+
+
+def make_settings(folder: pathlib.Path) -> Settings:
+    """Settings of a study on the stand-in engine, everything short."""
+    (folder / "spaces" / "engine").mkdir(parents=True, exist_ok=True)
+    engine = {**ENGINE, "info": {"path": "/server_info", "ignore": ["argv"]}}
+    (folder / "spaces" / "engine" / "standin.yaml").write_text(yaml.safe_dump(engine))
+    space = {
+        "name": "t", "engine": "standin",
+        "params": {"speed": {"choices": [100, 200]},
+                   "fault": {"choices": ["none", "exit", "silent-exit", "hang", "die-under-load", "error-answers",
+                                         "cut-streams", "garbage"]},
+                   "at": {"choices": ["serving", "load", "graph-capture"]},
+                   "flags": {"choices": ["a", "b"]},
+                   "concurrency": {"choices": [1, 4], "load": True}},
+        "baseline": {"speed": 100, "fault": "none", "at": "serving", "flags": "a", "concurrency": 1},
+        "workload": {"contexts": [8], "output_tokens": 8, "warmup_s": 0.2, "warmup_max_s": 1.5, "settle_s": 0.4,
+                     "drift": 0.9, "window_s": 0.5, "window_max_s": 0.6, "block_s": 0.1, "precision": 0.5,
+                     "min_requests": 1, "token_timeout_s": 3},
+        "server": {"stage_limits_s": {"load": 4.0, "warmup": 15.0}, "ready_poll_s": 0.1},
+    }
+    (folder / "spaces" / "t.yaml").write_text(yaml.safe_dump(space))
+    return load(["+space=t", f"outputs={folder / 'outputs'}", "power=none", "objective=tokens_per_s"],
+                [str(folder / "spaces")])
+
+
+def tuner(settings: Settings, servers: list[dict[str, Any]]) -> Tuner:
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    study = Study.open(sqlite_url(settings.folder), "t", settings.space, {"space_digest": settings.space.digest})
+    base = settings.space.split(settings.space.baseline)[0]
+    listed = Listed([{**base, **s} for s in servers], [{"concurrency": 1}, {"concurrency": 4}])
+    bench = LocalExecutor(settings, "1", Gpus(()), settings.power)
+    return Tuner(study, listed, bench, settings.folder, judge_for(settings.objective, {}), Silent(), Silent())
+
+
+def test_each_load_part_on_one_launch_is_a_trial_of_its_own(tmp_path: pathlib.Path) -> None:
+    made = tuner(make_settings(tmp_path), [{}])
+    made.run()
+    one, four = made.study.records()
+    assert (one.state, four.state) == ("COMPLETE", "COMPLETE")
+    assert one.launch_id == four.launch_id == 1
+    assert one.attrs["launch_s"] > 0 and four.attrs["launch_s"] == 0
+    assert four.value is not None and one.value is not None and four.value > 2 * one.value
+    folder = made.folder / "launches" / "0001"
+    assert (folder / "exit.json").exists() and (folder / "requests-0.jsonl").read_text().count("\n") > 1
+
+
+@pytest.mark.parametrize(("fault", "at", "stage"), [
+    ("exit", "load", "load"), ("hang", "load", "load"), ("die-under-load", "serving", "serving"),
+    *(pytest.param(*fault, marks=pytest.mark.slow) for fault in (
+        ("exit", "graph-capture", "graph-capture"), ("silent-exit", "load", "load"), ("garbage", "serving", "warmup"),
+        ("error-answers", "serving", "serving"), ("cut-streams", "serving", "serving")))])
+def test_a_crash_is_pruned_and_the_study_goes_on(tmp_path: pathlib.Path, fault: str, at: str, stage: str) -> None:
+    made = tuner(make_settings(tmp_path), [{"fault": fault, "at": at}, {}])
+    made.run()
+    first, *_, last = made.study.records()
+    assert (first.state, first.attrs.get("crash_stage")) == ("PRUNED", stage)
+    assert first.attrs["crash_signature"] and first.attrs["crash_category"] and first.attrs["crash_explanation"]
+    assert last.state == "COMPLETE"
+
+
+def test_two_configurations_of_the_same_server_are_measured_once(tmp_path: pathlib.Path) -> None:
+    settings = make_settings(tmp_path)
+    made = tuner(settings, [{"at": "load"}, {"at": "graph-capture"}])  # the stand-in resolves both to the same
+    made.run()
+    records = made.study.records()
+    assert [r.attrs.get("same_as") for r in records] == [None, None, 0, 1]
+    assert [r.value for r in records[2:]] == [r.value for r in records[:2]]
+
+
+def test_servers_that_differ_in_their_environment_alone_are_two(tmp_path: pathlib.Path) -> None:
+    """What a variable does is not in what the server tells; one's figures must not become the other's."""
+    settings = make_settings(tmp_path)
+    at = dataclasses.replace(settings.engine.params["at"], any_value=(Action(env={"WHERE": "{value}"}),))
+    engine = dataclasses.replace(settings.engine, params={**settings.engine.params, "at": at})
+    made = tuner(dataclasses.replace(settings, engine=engine), [{"at": "load"}, {"at": "graph-capture"}])
+    made.run()
+    assert [r.attrs.get("same_as") for r in made.study.records()] == [None] * 4
+
+
+def test_saying_something_else_than_the_baseline_is_wrong_output(tmp_path: pathlib.Path) -> None:
+    made = tuner(make_settings(tmp_path), [{}, {"flags": "b"}])
+    made.run()
+    (made.folder / "agreement.json").write_text(json.dumps([[[f"other text {i}", 48] for i in range(12)]] * 2))
+    again = tuner(make_settings(tmp_path), [{}, {"flags": "b"}, {"speed": 200}])
+    again.run()
+    last = again.study.records()[-1]
+    assert (last.state, last.attrs["crash_stage"]) == ("PRUNED", "serving")
+    assert last.attrs["crash_category"] == "wrong_output"
+
+
+def test_a_study_is_taken_up_where_it_stopped(tmp_path: pathlib.Path) -> None:
+    settings = make_settings(tmp_path)
+    tuner(settings, [{}]).run()
+    again = tuner(settings, [{}, {"speed": 200}])
+    again.run()
+    assert [r.config["speed"] for r in again.study.records()] == [100, 100, 200, 200]
+    assert [r.launch_id for r in again.study.records()] == [1, 1, 2, 2]
+
+
+PROGRAM = """
+import pathlib, sys
+from tests.tuning.test_loop import make_settings, tuner
+settings = make_settings(pathlib.Path(sys.argv[1]))
+made = tuner(settings, [{}, {"speed": 200}])
+made.study.clear_dead()
+made.run()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["launch", "window"])
+def test_a_killed_tuner_leaves_nothing_and_the_next_one_counts_nothing_twice(tmp_path: pathlib.Path,
+                                                                            moment: str) -> None:
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    victim = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=ROOT, env=env)
+    folder = tmp_path / "outputs" / "t" / "launches" / "0001"
+    wanted = folder / ("owner.json" if moment == "launch" else "power-0.csv")
+    log = folder / "server.log"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if moment == "launch" and wanted.exists():
+            break
+        if moment == "window" and log.exists() and b"ready to roll" in log.read_bytes():
+            time.sleep(0.4)
+            break
+        time.sleep(0.02)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=ROOT, env=env, check=True, timeout=60)
+    owner = json.loads((folder / "owner.json").read_text())
+    assert members(owner["session"], owner["marker"], int(owner["server_started"])) == set()
+    settings = make_settings(tmp_path)
+    records = tuner(settings, []).study.records()
+    complete = [(r.config["speed"], r.config["concurrency"]) for r in records if r.state == "COMPLETE"]
+    assert sorted(complete) == [(100, 1), (100, 4), (200, 1), (200, 4)]
+    assert {r.state for r in records} <= {"COMPLETE", "FAIL"}
+    assert sum(r.state == "FAIL" for r in records) <= 1
+
+
+@pytest.mark.parametrize("name", ["1\u00b2", "9" * 40, "12345678901", "1x", "12"])
+def test_a_folder_of_another_name_among_the_launches_is_no_launch(tmp_path: pathlib.Path, name: str) -> None:
+    (tmp_path / "launches" / name).mkdir(parents=True)
+    (tmp_path / "launches" / "0007").mkdir()
+    tuner: Any = types.SimpleNamespace(folder=tmp_path, study=types.SimpleNamespace(records=list))
+    assert Tuner._next_launch(tuner) == 8
+
+
+def test_a_budget_of_trials_ends_the_search_also_between_two_load_parts(tmp_path: pathlib.Path) -> None:
+    made = tuner(make_settings(tmp_path), [{}, {"speed": 200}])
+    made.trials = 1
+    assert made.run().kind is StopKind.TRIALS
+    assert [r.config["concurrency"] for r in made.study.records()] == [1]
+    made.trials = 3
+    assert "all 3 trials" in made.run().reason
+    assert len(made.study.records()) == 3

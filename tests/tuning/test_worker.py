@@ -1,0 +1,303 @@
+"""Several workers on one study: nothing chosen twice, nothing lost when one dies, other kinds of hosts refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.config.identity import devices
+from autotune.engine.host import Gpu
+from autotune.executors.gpu_locks import locked
+from autotune.records import AutotuneError, config_key
+from autotune.storage.locks import StudyLock
+from autotune.storage.study import SCHEMA, Study
+from autotune.storage.trial import TrialRecord
+from autotune.storage.urls import sqlite_url
+from tests.storage.test_study import SPACE, open_study
+from tests.tuning.test_loop import ROOT, make_settings, tuner
+
+LOADS = 2
+
+
+def workers(folder: pathlib.Path, count: int, *overrides: str, choices: dict[str, list[Any]] | None = None,
+            verb: str = "worker") -> list[subprocess.Popen[str]]:
+    """`count` workers of one study on the stand-in, each a process of its own."""
+    make_settings(folder)
+    path = folder / "spaces" / "t.yaml"
+    space = yaml.safe_load(path.read_text())
+    for name, values in {"fault": ["none", "exit"], "at": ["serving", "load"], **(choices or {})}.items():
+        space["params"][name]["choices"] = values
+        space["baseline"][name] = values[0]
+    path.write_text(yaml.safe_dump(space))
+    command = [sys.executable, "-m", "autotune", verb, "--spaces", str(folder / "spaces"), "+space=t", "power=none",
+               f"outputs={folder / 'outputs'}", "objective=tokens_per_s", "study.launches=5", *overrides]
+    env = {**os.environ, "PYTHONPATH": ROOT, "COLUMNS": "200"}
+    return [subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            for _ in range(count)]
+
+
+def ended(processes: list[subprocess.Popen[str]]) -> list[str]:
+    """What each printed; every one must have ended well."""
+    said = [process.communicate(timeout=1200)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), said
+    return said
+
+
+def records(folder: pathlib.Path, url: str | None = None) -> list[TrialRecord]:
+    settings = make_settings(folder)
+    return Study.open(url or sqlite_url(settings.folder), "t", settings.space, {}, create=False).records()
+
+
+def nothing_twice(found: list[TrialRecord]) -> None:
+    """No two launches of one server part but a retry after a transient crash, which is made on purpose."""
+    launched: dict[str, set[int | None]] = {}
+    for record in found:
+        if (record.state in ("COMPLETE", "PRUNED") and record.attrs.get("same_as") is None
+                and record.attrs.get("crash_blame") != "transient"):
+            server = {k: v for k, v in record.config.items() if k != "concurrency"}
+            launched.setdefault(config_key(server), set()).add(record.launch_id)
+    assert {key: ids for key, ids in launched.items() if len(ids) > 1} == {}
+
+
+@pytest.mark.slow
+def test_workers_share_a_study_and_measure_nothing_twice(tmp_path: pathlib.Path) -> None:
+    said = ended(workers(tmp_path, 3))
+    found = records(tmp_path)
+    nothing_twice(found)
+    assert {r.state for r in found} <= {"COMPLETE", "PRUNED"}
+    owners = {r.attrs["owner"] for r in found}
+    assert len(owners) > 1, said
+    launches: dict[int | None, set[str]] = {}
+    for record in found:
+        launches.setdefault(record.launch_id, set()).add(record.attrs["owner"])
+    assert all(len(who) == 1 for who in launches.values())  # a launch number belongs to one worker
+    assert all("this worker made" in text for text in said)
+
+
+@pytest.mark.slow
+def test_the_trials_of_a_killed_worker_are_told_fail_and_asked_again(tmp_path: pathlib.Path) -> None:
+    both = workers(tmp_path, 2, "study.launches=4", choices={"fault": ["none"], "at": ["serving"]})
+    deadline = time.monotonic() + 600
+    running: list[TrialRecord] = []
+    while time.monotonic() < deadline and not running:
+        time.sleep(0.1)
+        with contextlib.suppress(Exception):  # the tables may still be being made
+            running = [r for r in records(tmp_path) if r.state == "RUNNING" and r.config["speed"] == 100]
+    assert running and running[0].number == 0, "the baseline comes first"
+    victim = next(p for p in both if f"|{p.pid}|" in running[0].attrs["owner"])
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    said, = ended([p for p in both if p is not victim])
+    found = records(tmp_path)
+    dead = [r for r in found if r.state == "FAIL"]
+    assert [r.attrs["fail_reason"] for r in dead] == ["the tuner died"] and "told FAIL, will be asked again" in said
+    assert dead[0].number == 0
+    again = {(r.launch_id, r.attrs["owner"]) for r in found if r.config == dead[0].config and r.state == "COMPLETE"}
+    assert len(again) == 1 and dead[0].attrs["owner"] not in {owner for _, owner in again}
+    nothing_twice(found)
+
+
+@pytest.mark.slow
+def test_tune_after_workers_confirms_without_searching_again(tmp_path: pathlib.Path) -> None:
+    ended(workers(tmp_path, 2, "study.launches=3"))
+    before = len(records(tmp_path))
+    said, = ended(workers(tmp_path, 1, "study.launches=3", "study.confirm.finalists=0", verb="tune"))
+    assert len(records(tmp_path)) == before and "launch script" in said
+
+
+@pytest.mark.slow
+def test_a_host_of_another_kind_is_refused_with_the_reason_and_exit_4(tmp_path: pathlib.Path) -> None:
+    ended(workers(tmp_path, 1, "study.launches=1"))
+    file = tmp_path / "spaces" / "engine" / "standin.yaml"
+    process, = workers(tmp_path, 1, "+engine.version={use:'9.9'}")
+    said = process.communicate(timeout=600)[0]
+    assert process.returncode == 4 and said.count("\n") == 1, said
+    assert "cannot join study t" in said and "9.9" in said and file.exists()
+
+
+@pytest.mark.slow
+def test_other_settings_are_refused_as_ever(tmp_path: pathlib.Path) -> None:
+    ended(workers(tmp_path, 1, "study.launches=1"))
+    process, = workers(tmp_path, 1, "workload.output_tokens=9")
+    said = process.communicate(timeout=600)[0]
+    assert process.returncode == 2 and "made with other conditions" in said and said.count("\n") == 1
+
+
+def test_hosts_are_alike_by_number_and_model_of_their_gpus() -> None:
+    one, two = Gpu("GPU-1", "NVIDIA H200", 139), Gpu("GPU-2", "NVIDIA H200", 139)
+    assert devices([one, two], "cpu") == ["2 x NVIDIA H200"] and devices([], "cpu x2") == ["cpu x2"]
+
+
+def test_a_study_of_before_that_named_its_gpus_one_by_one_goes_on(tmp_path: pathlib.Path) -> None:
+    open_study(tmp_path, devices=["NVIDIA H200 0a1b2c3d", "NVIDIA H200 ffffffff"])
+    open_study(tmp_path, devices=["2 x NVIDIA H200"])
+    with pytest.raises(Exception, match="devices was"):
+        open_study(tmp_path, devices=["4 x NVIDIA H200"])
+
+
+def test_two_workers_of_a_study_never_measure_on_the_same_gpu(tmp_path: pathlib.Path) -> None:
+    one, two = (Gpu(f"GPU-{tmp_path}-{n}", "NVIDIA H200", 139) for n in (1, 2))
+    with locked([one]):
+        with pytest.raises(AutotuneError, match="CUDA_VISIBLE_DEVICES"), locked([two, one]):
+            pass
+        with locked([two]):
+            pass
+    with locked([one, two]):
+        pass
+
+
+def test_a_turn_is_had_by_one_at_a_time_and_given_back_by_the_dead(tmp_path: pathlib.Path) -> None:
+    url = sqlite_url(tmp_path)
+    program = ("import sys, time\nfrom autotune.storage.locks import Turns\n"
+               "with Turns(sys.argv[1], 'topic').turn(), Turns(sys.argv[1], 'topic')._mutex:\n"
+               "    print('mine', flush=True)\n    time.sleep(600)\n")
+    holder = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True,
+                              env={**os.environ, "PYTHONPATH": ROOT})
+    assert holder.stdout is not None and holder.stdout.readline() == "mine\n"
+    with pytest.raises(AutotuneError, match="no turn"), StudyLock(url, "topic", wait_s=0.3).turn():
+        pass
+    holder.kill()
+    holder.wait()
+    turns = StudyLock(url, "topic", wait_s=5)
+    with turns.turn(), turns.turn():  # a turn within a turn is the same turn
+        pass
+
+
+def test_who_only_reads_makes_no_tables_while_a_worker_makes_them(tmp_path: pathlib.Path) -> None:
+    url, said = sqlite_url(tmp_path), list[str]()
+
+    def read() -> None:
+        try:
+            Study.open(url, "s", SPACE, {}, create=False)
+        except AutotuneError as error:
+            said.append(str(error))
+
+    reader = threading.Thread(target=read)
+    with StudyLock(url, SCHEMA).turn():
+        reader.start()
+        reader.join(1.0)
+        assert reader.is_alive() and not (tmp_path / "study.db").exists()
+    reader.join(60)
+    assert len(said) == 1 and "there is no study s yet" in said[0]
+
+
+def test_threads_of_one_process_take_turns(tmp_path: pathlib.Path) -> None:
+    turns, inside, most = StudyLock(sqlite_url(tmp_path), "topic"), [0], [0]
+
+    def work() -> None:
+        for _ in range(20):
+            with turns.turn():
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                time.sleep(0.001)
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+
+
+def test_an_outcome_of_a_trial_that_was_told_fail_meanwhile_is_dropped(tmp_path: pathlib.Path) -> None:
+    from tests.storage.test_study import CRASH
+
+    study = open_study(tmp_path)
+    trial = study.ask(SPACE.baseline, launch=1)
+    assert open_study(tmp_path).fail(trial, "another worker took its owner to be dead")
+    assert study.tell(trial, CRASH, None, cost_s=1, launch_s=1) is False
+    assert [r.state for r in study.records()] == ["FAIL"] and not study.records()[0].crashed
+
+
+def test_a_worker_elsewhere_without_a_sign_of_life_is_dead(tmp_path: pathlib.Path) -> None:
+    elsewhere = open_study(tmp_path)
+    elsewhere.owner = "other-host/1|boot|1|1"
+    elsewhere.ask(SPACE.baseline, launch=1)
+    study = Study.open(sqlite_url(tmp_path), "s", SPACE, {}, ["tpot_p99_ms"], lost_after_s=2)
+    assert study.fail_stale_trials() == []
+    with elsewhere._heartbeat._lock:
+        elsewhere._heartbeat._trials.clear()  # its host lost its power
+    deadline = time.monotonic() + 20
+    while not (dead := study.fail_stale_trials()) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    assert dead == [0] and study.records()[0].state == "FAIL"
+
+
+def test_ray_does_not_keep_sigterm_to_itself() -> None:
+    from autotune.executors.ray import _own_signals
+
+    before = signal.getsignal(signal.SIGTERM)
+    with _own_signals():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as ray.init does
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_baselines_outputs_reach_every_host(tmp_path: pathlib.Path) -> None:
+    from autotune.tuning.worker import share_references
+
+    study = open_study(tmp_path)
+    here, there = tmp_path / "here.json", tmp_path / "there.json"
+    share_references(study, there)
+    assert not there.exists()
+    here.write_text(json.dumps([[["a text", 48]]]))
+    share_references(study, here)
+    share_references(study, there)
+    assert json.loads(there.read_text()) == [[["a text", 48]]]
+
+
+def test_what_runs_elsewhere_is_waited_for_before_the_search_ends(tmp_path: pathlib.Path) -> None:
+    made = tuner(make_settings(tmp_path), [{}])
+    made.poll_s = 0.05
+    other = open_other(made)
+    trial = other.ask({**other.space.baseline, "flags": "b"}, launch=7)
+    notes: list[str] = []
+    setattr(made.watcher, "note", notes.append)  # noqa: B010 -- a method of a protocol
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline and not any("other workers" in n for n in notes):
+        time.sleep(0.05)
+    assert thread.is_alive()
+    other.fail(trial, "interrupted")
+    thread.join(30)
+    assert not thread.is_alive() and made.elsewhere == set()
+    assert made.study.records()[-1].launch_id == 8  # numbers go on from what others use
+
+
+def test_a_worker_hears_under_which_load_part_others_measure(tmp_path: pathlib.Path) -> None:
+    made = tuner(make_settings(tmp_path), [{}])
+    other = open_other(made)
+    server = {**made.study.space.split(made.study.space.baseline)[0], "flags": "b"}
+    heard: list[tuple[Any, Any]] = []
+    setattr(made.strategy, "pending", lambda *what: heard.append(what))  # noqa: B010 -- a method of a protocol
+    first = other.ask({**server, "concurrency": 1}, launch=7)
+    made._hear()
+    other.fail(first, "its next one")
+    other.ask({**server, "concurrency": 4}, launch=7)
+    made._hear()
+    assert heard == [(server, {"concurrency": 1}), (server, {"concurrency": 4})]
+
+
+def open_other(made: Any) -> Study:
+    """A second worker's view of a tuner's study."""
+    study = Study.open(sqlite_url(made.folder), "t", made.study.space, {"space_digest": made.study.space.digest})
+    study.owner = study.owner.rsplit("|", 2)[0] + f"|{os.getppid()}|{parent_start()}"
+    return study
+
+
+def parent_start() -> str:
+    from autotune.engine.orphans import start_time
+
+    return str(start_time(os.getppid()))
