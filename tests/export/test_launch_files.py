@@ -185,7 +185,7 @@ def test_a_full_disk_is_no_wrong_setting(small: Made, monkeypatch: pytest.Monkey
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("autotune.export.launch_files.write_text", full)
+    monkeypatch.setattr("autotune.utils.files.write_text", full)
     with pytest.raises(AutotuneError, match="No space left on device; the study is kept") as error:
         export(small.settings, small.study)
     assert error.value.exit_code == 1

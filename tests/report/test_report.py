@@ -16,7 +16,7 @@ from autotune.report.load import read
 from autotune.report.report import report
 from autotune.report.verdict import headline
 from autotune.storage.trial import read_pivots
-from tests.report.conftest import Maker
+from tests.conftest import Maker
 from tests.report.studies import Made, baseline
 
 HOSTILE = '</pre></title><script>alert(1)</script><img src=x onerror=alert(2)> `` ``` | [a](http://evil) \x1b[31m &lt;'

@@ -159,8 +159,8 @@ def test_two_workers_of_a_study_never_measure_on_the_same_gpu(tmp_path: pathlib.
 
 def test_a_turn_is_had_by_one_at_a_time_and_given_back_by_the_dead(tmp_path: pathlib.Path) -> None:
     url = sqlite_url(tmp_path)
-    program = ("import sys, time\nfrom autotune.storage.locks import Turns\n"
-               "with Turns(sys.argv[1], 'topic').turn(), Turns(sys.argv[1], 'topic')._mutex:\n"
+    program = ("import sys, time\nfrom autotune.storage.locks import StudyLock\n"
+               "with StudyLock(sys.argv[1], 'topic').turn(), StudyLock(sys.argv[1], 'topic')._mutex:\n"
                "    print('mine', flush=True)\n    time.sleep(600)\n")
     holder = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True,
                               env={**os.environ, "PYTHONPATH": ROOT})
