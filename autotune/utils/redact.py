@@ -50,7 +50,7 @@ ASSIGNED = re.compile(r"(?P<name>[+~-]*[\w.@/-]+)=(?P<value>.+)", re.S)
 MIXED = re.compile(rf"(?=\S*\d)(?=\S*[A-Za-z])\S{{{SHORTEST},}}")
 
 # Secret names, as _lower_case_words_ between underscores: _hf_token_ is one, _max_total_tokens_ is not. After `token`
-# come ABOUT and COUNT, before it SPECIAL; before `key` comes ENTRY; OWNER and PASS_OWNER make keys, tokens, `pass` secret.
+# come ABOUT and COUNT, before it SPECIAL; before `key` comes ENTRY. OWNER comes before keys and tokens.
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 PASSWORD = re.compile(r"(?:passwords?|passwd|passphrases?|passcodes?|secrets?)_|[a-z]_pwd_$")  # may be a number
 ABOUT = "type|mode|method|enabled|ur[li]|provider|backend|sock|host|port|policy|file|path|dir|name|required|scheme"
