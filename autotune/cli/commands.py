@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.config.identity import command_line, identity, provenance, versions
 from autotune.config.settings import Settings
-from autotune.engine.host import engine_version, visible_gpus
+from autotune.engine.gpus import visible_gpus
+from autotune.engine.host import engine_version
 from autotune.engine.orphans import end_orphans
 from autotune.executors import open_executor, preflight, topology
 from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError
@@ -353,8 +354,8 @@ VERBS = {
                      space=False),
     "report": Verb(report, "write report.html and report.md (or out=FILE), print the summary (report.format=json for "
                            "scripts)", study=True),
-    "export": Verb(export, "write the best configuration (or trial=N): format=sh, systemd, compose, k8s, yaml, out=FILE",
-                   study=True),
+    "export": Verb(export, "write the best configuration (or trial=N): format=sh, systemd, compose, k8s, yaml, "
+                           "out=FILE", study=True),
     "dashboard": Verb(dashboard, "optuna-dashboard on this study, on loopback only", study=True),
     "worker": Verb(worker, "join a study from another process or host", starts=True),
 }

@@ -21,8 +21,8 @@ from autotune.config.settings import Settings
 from autotune.crash.classify import classify
 from autotune.crash.host_evidence import HostSnapshot
 from autotune.engine.command import build
-from autotune.engine.host import Gpus, gpu_memory_used_mib
-from autotune.engine.server import Failure, Server, SupervisorFailed, free_port
+from autotune.engine.gpus import Gpus, gpu_memory_used_mib
+from autotune.engine.server import Failure, Server, SupervisorFailed, free_port, suspended_s
 from autotune.executors import preflight
 from autotune.executors.base import Executor, LaunchCancelled, Progress, RunningServer
 from autotune.loadgen.client import ClientDied
@@ -36,7 +36,8 @@ from autotune.power.registry import open_meter
 from autotune.records import AutotuneError, Config, Crash, Measurement, Stage, canonical, config_key, digest
 from autotune.utils.http import LATE
 
-TRIES = 3  # of a launch whose port was taken, and of a launch or measurement during which the machine slept
+TRIES = 3  # of a launch whose port was taken, and of a launch or measurement during which the machine was suspended
+SUSPENDED_S = 1.0  # a shorter suspension spoils neither a window nor a start
 GPU_SLACK_MIB = 512.0
 GPU_POLL_S = 0.5
 RESOLVED_CHARS = 256 << 10  # a longer report of the server's settings is stored as its digest: each trial keeps a copy
@@ -76,42 +77,42 @@ class LocalServer(RunningServer):
 
     def measure(self, load: Config, label: int | str) -> Measurement | Crash:
         """See RunningServer. A window that must not be compared (unsteady, disturbed) is measured once more on the warm
-        server, and so is one whose load client died or that the machine slept through."""
+        server, and so is one whose load client died or during which the machine was suspended."""
         if self.slot is not None:
             self.slot.begin()
-        outcome = self._measure_awake(load, label)
+        outcome = self._unsuspended(load, label)
         reasons = doubts(self.executor.settings.objective, outcome) if isinstance(outcome, Measurement) else ()
         if reasons and self.server.alive:
             LOG.info("measuring again: %s", ", ".join(reasons), extra={"load": dict(load)})
             self.progress(f"again: the window was {', '.join(reasons)}", self.server.after_s)
-            outcome = self._measure_awake(load, label)
+            outcome = self._unsuspended(load, label)
         if self.slot is not None:
             self.neighbours = self.slot.neighbours
         if self.executor.cancelled.is_set():
             raise LaunchCancelled
         return outcome
 
-    def _measure_awake(self, load: Config, label: int | str) -> Measurement | Crash:
+    def _unsuspended(self, load: Config, label: int | str) -> Measurement | Crash:
         for _ in range(TRIES):
-            began = time.monotonic()
+            before_s = suspended_s()
             try:
                 outcome = self._measure(load, label)
             except ClientDied as error:
                 LOG.warning("measuring again: %s", error, extra={"load": dict(load)})
                 self.progress(f"again: {error}", self.server.after_s)
                 outcome = self._measure(load, label)
-            if not self._slept(began, "measurement") or not self.server.alive:
+            if not self._was_suspended(before_s, "measurement") or not self.server.alive:
                 return outcome
         return dataclasses.replace(outcome, reasons=(*outcome.reasons, "suspended")) \
             if isinstance(outcome, Measurement) else outcome
 
-    def _slept(self, began: float, during: str) -> bool:
-        """True when the machine slept since `began`: the result says nothing about the server."""
-        lost_s = self.server.awake.lost_s(began)
-        if lost_s:
-            LOG.warning("nothing here ran for %.0f s (asleep, stopped, or far too busy) during the %s", lost_s, during)
-            self.progress(f"again: nothing here ran for {lost_s:.0f} s", self.server.after_s)
-        return lost_s > 0
+    def _was_suspended(self, before_s: float, during: str) -> bool:
+        """True when the machine was suspended since `before_s`: the result says nothing about the server."""
+        lost_s = suspended_s() - before_s
+        if lost_s > SUSPENDED_S:
+            LOG.warning("the machine was suspended for %.0f s during the %s", lost_s, during)
+            self.progress(f"again: the machine was suspended for {lost_s:.0f} s", self.server.after_s)
+        return lost_s > SUSPENDED_S
 
     def _measure(self, load: Config, label: int | str) -> Measurement | Crash:
         from autotune.measure.window import measure
@@ -142,9 +143,9 @@ class LocalServer(RunningServer):
         is_baseline = config_key(self.config) == config_key(settings.space.split(settings.space.baseline)[0])
         self.progress("agreement", self.server.after_s)
         for _ in range(TRIES):
-            began = time.monotonic()
+            before_s = suspended_s()
             verdict, problem = self.executor.gate.check(self._target(), is_baseline, self.server.redactor.text)
-            if not problem or not self._slept(began, "agreement"):
+            if not problem or not self._was_suspended(before_s, "agreement"):
                 break
         if verdict is not None:
             self.agreement = verdict.agreement
@@ -257,5 +258,5 @@ def _innocent(server: Server, crash: Crash) -> str:
     """The cause of a crash at start that says nothing about the configuration; "" when there is none."""
     if crash.category == "port_in_use":
         return f"port {server.port} was taken"
-    lost_s = server.awake.lost_s(server.started)
-    return f"nothing here ran for {lost_s:.0f} s (asleep, stopped, or far too busy)" if lost_s else ""
+    lost_s = server.suspended_s
+    return f"the machine was suspended for {lost_s:.0f} s" if lost_s > SUSPENDED_S else ""

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from autotune.engine.command import build
-from autotune.engine.host import Gpus
+from autotune.engine.gpus import Gpus
 from autotune.engine.server import free_port
 from autotune.executors.base import PLACED, WAITING, Executor, LaunchCancelled, Progress
 from autotune.executors.local import LocalExecutor, LocalServer, Slot

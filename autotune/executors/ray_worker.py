@@ -21,7 +21,7 @@ import tempfile
 from typing import Any, NamedTuple
 
 from autotune.config.settings import Settings
-from autotune.engine.host import visible_gpus
+from autotune.engine.gpus import visible_gpus
 from autotune.executors.local import LocalExecutor, LocalServer
 from autotune.power.meter import PowerSettings
 from autotune.records import Config, Crash, Measurement

@@ -19,10 +19,9 @@ import pathlib
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from autotune.engine.host import Gpu
+from autotune.engine.gpus import Gpu, topology
 from autotune.records import AutotuneError, HostCannotRun, digest
 
-NO_NVLINK = 100.0  # distance of two GPUs without NVLink, added to NVML's level of their common ancestor (0 to 50)
 NODE_CPUS = "sys/devices/system/node"
 SIBLINGS = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 ROOT = pathlib.Path("/")
@@ -64,25 +63,14 @@ class Layout:
 
 
 def of_gpus(gpus: Sequence[Gpu], root: pathlib.Path = ROOT) -> Layout:
-    """Each GPU with its share of the nearest cores. Where NVML has no topology, GPUs are far apart and share all cores.
-    """
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
-        apart = tuple(tuple(_distance(a, b) for b in handles) for a in handles)
-        usable = os.sched_getaffinity(0)
-        near = [_near(handle, usable) for handle in handles]
-        units = []
-        for i, (gpu, handle) in enumerate(zip(gpus, handles, strict=True)):
-            alike = [j for j in range(len(gpus)) if near[j] == near[i]]
-            parts = split(cores(near[i], root), len(alike))
-            units.append(Unit(parts[alike.index(i)], gpu, int(pynvml.nvmlDeviceGetIndex(handle))))
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-    return Layout(tuple(units), apart)
+    """Each GPU with its share of the nearest cores. Raises NoNvml."""
+    known = topology(gpus)
+    units = []
+    for i, gpu in enumerate(gpus):
+        alike = [j for j in range(len(gpus)) if known.cpus[j] == known.cpus[i]]
+        parts = split(cores(known.cpus[i], root), len(alike))
+        units.append(Unit(parts[alike.index(i)], gpu, known.index[i]))
+    return Layout(tuple(units), known.distance)
 
 
 def of_cores(count: int, root: pathlib.Path = ROOT) -> Layout:
@@ -176,34 +164,6 @@ def _open(path: pathlib.Path) -> int:
         with contextlib.suppress(OSError):
             return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-
-def _distance(a: object, b: object) -> float:
-    """0 for a GPU and itself; else NVLink decides first, then the level in the PCI tree or beyond where both meet."""
-    import pynvml
-
-    if a is b:
-        return 0.0
-    linked, level = False, int(pynvml.NVML_TOPOLOGY_SYSTEM)
-    with contextlib.suppress(pynvml.NVMLError):
-        status = pynvml.nvmlDeviceGetP2PStatus(a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-        linked = status == pynvml.NVML_P2P_STATUS_OK
-    with contextlib.suppress(pynvml.NVMLError):
-        level = int(pynvml.nvmlDeviceGetTopologyCommonAncestor(a, b))
-    return level + (0.0 if linked else NO_NVLINK)
-
-
-def _near(handle: object, usable: Collection[int]) -> frozenset[int]:
-    """The usable logical CPUs near a GPU; all of them where NVML has no affinity."""
-    import pynvml
-
-    words = max(usable) // 64 + 1
-    with contextlib.suppress(pynvml.NVMLError):
-        masks = list(pynvml.nvmlDeviceGetCpuAffinity(handle, words))
-        near = frozenset(cpu for cpu in usable if masks[cpu // 64] >> (cpu % 64) & 1)
-        if near:
-            return near
-    return frozenset(usable)
 
 
 def _read(path: pathlib.Path) -> str:

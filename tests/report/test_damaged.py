@@ -27,7 +27,7 @@ from autotune.report.plots import figures
 from autotune.report.studynote import study_note
 from autotune.report.terminal import as_json, print_summary
 from autotune.tuning import bug_reports, confirm, matrix
-from autotune.tuning.loop import observation_of
+from autotune.tuning.worker import observation_of
 from tests.report.studies import Made, baseline
 
 ODD: list[Any] = [None, 5, 0.5, "x", [], {}, True, [1, "a"], {"a": 1}, {"a": None}, [[]], float("nan"), 10**400,
