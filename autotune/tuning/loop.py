@@ -12,7 +12,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.executors.base import PLACED, Executor, HostLost, RunningServer
 from autotune.executors.parallel import LaunchPool
@@ -23,9 +23,6 @@ from autotune.storage.trial import TrialRecord, Verdict
 from autotune.tuning import ProgressListener, TrialAnnotator
 from autotune.tuning.worker import StudySync, new_launch_folder
 
-if TYPE_CHECKING:
-    import optuna
-
 IDLE_POLLS = 10  # poll-interval multiplier while launches run and the strategy has nothing to propose
 
 
@@ -33,13 +30,13 @@ IDLE_POLLS = 10  # poll-interval multiplier while launches run and the strategy 
 class Plan:
     """A reserved launch. Its first trial is asked, so that no other worker makes the same launch.
 
-    `trial` has no outcome yet; its time counts from `began`. `search`: the strategy learns from the outcome.
+    `trial` (Optuna's) has no outcome yet; its time counts from `began`. `search`: the strategy learns from the outcome.
     """
 
     step: Launch
     load: Config
     number: int
-    trial: optuna.Trial | None
+    trial: Any
     search: bool
     first: bool = True
     began: float = dataclasses.field(default_factory=time.monotonic)
@@ -143,7 +140,7 @@ class Tuner:
             self.strategy.pending(server)
         return load
 
-    def _next_trial(self, plan: Plan) -> optuna.Trial | None:
+    def _next_trial(self, plan: Plan) -> Any:
         """Ask a trial for the next load part on a running server; None when there is none."""
         with self._mutex:
             load = None if self._enough() else self._next_load(plan.step.server)
