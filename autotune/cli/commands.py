@@ -52,7 +52,7 @@ def run(verb: str, settings: Settings, verbose: bool) -> int:
     settings = settings.without([Rule({k: tuple(v) for k, v in rule["when"].items()}, rule["because"])
                                  for rule in attrs.get("barred") or ()])
     if verb == "report":
-        from autotune.report.report import report
+        from autotune.report.render import report
 
         return report(settings, study)
     if verb == "export":
@@ -87,7 +87,7 @@ def tune(settings: Settings) -> int:
     """Run or resume the study, then report and export."""
     from autotune.executors.parallel import ParallelExecutor
     from autotune.export.launch_files import export
-    from autotune.report.report import report as tell
+    from autotune.report.render import report as tell
     from autotune.search.protocol import StopKind
     from autotune.search.strategy import LaunchAware
     from autotune.tuning import bug_reports, interference
@@ -250,13 +250,13 @@ class Notes:
     settings: Settings
 
     def attach(self, trial: Any, launch: pathlib.Path) -> None:
-        from autotune.report.notes import attach
+        from autotune.report.dashboard import attach
 
         attach(trial, self.settings.folder / "artifacts",
                [launch / "server.log", launch / f"power-{trial.number}.csv", launch / f"requests-{trial.number}.jsonl"])
 
     def annotate(self, study: Any, record: Any) -> None:
-        from autotune.report.notes import annotate
+        from autotune.report.dashboard import annotate
 
         annotate(study, record)
 
