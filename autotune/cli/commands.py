@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from autotune.cli import check as checklist
 from autotune.config.identity import command_line, identity, provenance, versions
 from autotune.config.settings import Settings
-from autotune.engine.host import engine_version, visible_gpus
+from autotune.engine.gpus import visible_gpus
+from autotune.engine.host import engine_version
 from autotune.engine.orphans import end_orphans
 from autotune.executors import gpu_locks, preflight
 from autotune.measure.objective import Objective

@@ -32,6 +32,7 @@ from autotune.measure.limits import Limits
 from autotune.measure.objective import Objective
 from autotune.measure.workload import WorkloadSettings
 from autotune.power.meter import PowerSettings
+from autotune.power.registry import check_source
 from autotune.records import UsageError
 from autotune.space.space import OVERLAYS, Space
 from autotune.utils.redact import HIDDEN, Redactor
@@ -224,6 +225,7 @@ def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
             raise UsageError(f"{key}: engine {engine.name} has no {{{name}}} and would ignore it; it has "
                              f"{', '.join(sorted(engine.vars)) or 'no vars'}")
     sections = {name: section(kind, cfg[name], name) for name, kind in SECTIONS.items()}
+    check_source(sections["power"])
     if sections["executor"].kind == "ray" and sections["parallel"].count != 1:
         raise UsageError("parallel.slots is for launches on this host: with executor=ray, Ray places them "
                          "(executor.at_once)")

@@ -15,7 +15,7 @@ import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from autotune.engine.host import Gpu
+from autotune.engine.gpus import Gpu
 from autotune.records import AutotuneError, digest
 
 

@@ -22,8 +22,8 @@ from autotune.config.settings import Settings
 from autotune.crash.classify import classify
 from autotune.crash.host_evidence import HostSnapshot
 from autotune.engine.command import build
-from autotune.engine.host import Gpus, gpu_memory_used_mib
-from autotune.engine.server import Failure, Server, SupervisorFailed, free_port
+from autotune.engine.gpus import Gpus, gpu_memory_used_mib
+from autotune.engine.server import Failure, Server, SupervisorFailed, free_port, suspended_s
 from autotune.loadgen.client import ClientDied
 from autotune.loadgen.spec import Target
 from autotune.measure.correctness import Gate, sentence
@@ -48,7 +48,9 @@ from autotune.utils.files import free_mib
 from autotune.utils.http import LATE
 
 TRIES = 3
-"""Of a launch whose port was taken or that the machine slept through, and of a measurement that it slept through."""
+"""Of a launch whose port was taken, and of a launch or measurement during which the machine was suspended."""
+SUSPENDED_S = 1.0
+"""A shorter suspension spoils neither a window nor a start."""
 GPU_SLACK_MIB = 512.0
 MOST_RESOLVED = 256 << 10
 """Characters of what a server says that it resolved, which each of its trials keeps."""
@@ -119,9 +121,9 @@ class LocalServer:
         is_baseline = config_key(self.config) == config_key(settings.space.split(settings.space.baseline)[0])
         self.progress("agreement", self.server.after_s)
         for _ in range(TRIES):
-            began = time.monotonic()
+            before_s = suspended_s()
             verdict, problem = gate.check(self._target(), is_baseline, self.server.redactor.text)
-            if not problem or not self._slept(began, "agreement"):
+            if not problem or not self._was_suspended(before_s, "agreement"):
                 break
         if verdict is not None:
             self.agreement = verdict.agreement
@@ -141,39 +143,39 @@ class LocalServer:
         """Measure one load part; a server that fails under it is a Crash at stage serving.
 
         A window that may not be compared (not steady, disturbed) is measured once more on the warm server, and so is
-        one whose load client died; one that the machine slept through does not count.
+        one whose load client died; one during which the machine was suspended does not count.
         """
         if self.beside is not None:
             self.beside.begin()
-        found = self._awake(load, label)
+        found = self._unsuspended(load, label)
         reasons = doubts(self.bench.settings.objective, found) if isinstance(found, Measurement) else ()
         if reasons and self.server.alive:
             LOG.info("measuring again: %s", ", ".join(reasons), extra={"load": dict(load)})
             self.progress(f"again: the window was {', '.join(reasons)}", self.server.after_s)
-            return self._awake(load, label)
+            return self._unsuspended(load, label)
         return found
 
-    def _awake(self, load: Config, label: int | str) -> Measurement | Crash:
+    def _unsuspended(self, load: Config, label: int | str) -> Measurement | Crash:
         for _ in range(TRIES):
-            began = time.monotonic()
+            before_s = suspended_s()
             try:
                 found = self._measure(load, label)
             except ClientDied as error:
                 LOG.warning("measuring again: %s", error, extra={"load": dict(load)})
                 self.progress(f"again: {error}", self.server.after_s)
                 found = self._measure(load, label)
-            if not self._slept(began, "measurement") or not self.server.alive:
+            if not self._was_suspended(before_s, "measurement") or not self.server.alive:
                 return found
         return dataclasses.replace(found, reasons=(*found.reasons, "suspended")) if isinstance(found, Measurement) \
             else found
 
-    def _slept(self, began: float, what: str) -> bool:
-        """Whether the machine slept since `began`, so that `what` says nothing about the server."""
-        lost_s = self.server.awake.lost_s(began)
-        if lost_s:
-            LOG.warning("nothing here ran for %.0f s (asleep, stopped, or far too busy) during the %s", lost_s, what)
-            self.progress(f"again: nothing here ran for {lost_s:.0f} s", self.server.after_s)
-        return lost_s > 0
+    def _was_suspended(self, before_s: float, what: str) -> bool:
+        """True when the machine was suspended since `before_s`, so that `what` says nothing about the server."""
+        lost_s = suspended_s() - before_s
+        if lost_s > SUSPENDED_S:
+            LOG.warning("the machine was suspended for %.0f s during the %s", lost_s, what)
+            self.progress(f"again: the machine was suspended for {lost_s:.0f} s", self.server.after_s)
+        return lost_s > SUSPENDED_S
 
     def _measure(self, load: Config, label: int | str) -> Measurement | Crash:
         from autotune.measure.window import measure
@@ -217,7 +219,7 @@ class LocalExecutor:
     power: PowerSettings  # its source is a meter that works here, not auto
     port: Callable[[], int] = free_port
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of its servers, below what configurations set
-    apart: bool = False  # this process may kill its children: see `engine.keeper`
+    apart: bool = False  # this process may kill its children: see `engine.supervisor`
 
     @property
     def gate(self) -> Gate:
@@ -258,8 +260,8 @@ class LocalExecutor:
         """Why a crash at start says nothing about the configuration; "" when it does."""
         if crash.category == "port_in_use":
             return f"port {server.port} was taken"
-        lost_s = server.awake.lost_s(server.started)
-        return f"nothing here ran for {lost_s:.0f} s (asleep, stopped, or far too busy)" if lost_s else ""
+        lost_s = server.suspended_s
+        return f"the machine was suspended for {lost_s:.0f} s" if lost_s > SUSPENDED_S else ""
 
     def end(self) -> None:
         """Launches here are made one at a time, in the thread that would end them."""

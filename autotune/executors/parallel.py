@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from autotune.config.settings import Settings
 from autotune.engine.command import build
-from autotune.engine.host import Gpus
+from autotune.engine.gpus import Gpus
 from autotune.engine.server import free_port
 from autotune.executors.local import PLACED, Beside, LocalExecutor, LocalServer, Progress
 from autotune.executors.preflight import fewest_gpus, side_by_side

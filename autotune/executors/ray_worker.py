@@ -6,7 +6,7 @@
     launcher.files()                                      # {"server.log": b"...", ...}
     launcher.stop()
 
-Ending the process, however it ends, ends the server: that is the keeper's work.
+Ending the process, however it ends, ends the server: that is the supervisor's work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.config.settings import Settings
-from autotune.engine.host import visible_gpus
+from autotune.engine.gpus import visible_gpus
 from autotune.executors.local import LocalExecutor, LocalServer
 from autotune.power.meter import PowerSettings
 from autotune.records import Config, Crash, Energy, Measurement, Percentiles

@@ -15,11 +15,9 @@ import os
 import pathlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from autotune.engine.host import Gpu
+from autotune.engine.gpus import Gpu, topology
 from autotune.records import HostCannotRun
 
-NO_NVLINK = 100.0
-"""Distance between two GPUs without NVLink, on top of NVML's level of their common ancestor (0 to 50)."""
 NODE_CPUS = "sys/devices/system/node"
 SIBLINGS = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
@@ -60,24 +58,14 @@ class Layout:
 
 
 def of_gpus(gpus: Sequence[Gpu], root: pathlib.Path = pathlib.Path("/")) -> Layout:
-    """Each GPU with its share of the cores beside it. What NVML does not tell counts as far, or as all cores."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
-        apart = tuple(tuple(_distance(a, b) for b in handles) for a in handles)
-        usable = os.sched_getaffinity(0)
-        beside = [_near(handle, usable) for handle in handles]
-        units = []
-        for i, (gpu, handle) in enumerate(zip(gpus, handles, strict=True)):
-            alike = [j for j in range(len(gpus)) if beside[j] == beside[i]]
-            parts = split(cores(beside[i], root), len(alike))
-            units.append(Unit(parts[alike.index(i)], gpu, int(pynvml.nvmlDeviceGetIndex(handle))))
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-    return Layout(tuple(units), apart)
+    """Each GPU with its share of the cores beside it. Raises NoNvml."""
+    known = topology(gpus)
+    units = []
+    for i, gpu in enumerate(gpus):
+        alike = [j for j in range(len(gpus)) if known.cpus[j] == known.cpus[i]]
+        parts = split(cores(known.cpus[i], root), len(alike))
+        units.append(Unit(parts[alike.index(i)], gpu, known.index[i]))
+    return Layout(tuple(units), known.distance)
 
 
 def of_cores(count: int, root: pathlib.Path = pathlib.Path("/")) -> Layout:
@@ -127,34 +115,6 @@ def pinned(cpus: Collection[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _distance(a: object, b: object) -> float:
-    """0 for a GPU and itself; else by NVLink first, then by how far up the PCI tree or beyond their ways meet."""
-    import pynvml
-
-    if a is b:
-        return 0.0
-    linked, level = False, int(pynvml.NVML_TOPOLOGY_SYSTEM)
-    with contextlib.suppress(pynvml.NVMLError):
-        status = pynvml.nvmlDeviceGetP2PStatus(a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-        linked = status == pynvml.NVML_P2P_STATUS_OK
-    with contextlib.suppress(pynvml.NVMLError):
-        level = int(pynvml.nvmlDeviceGetTopologyCommonAncestor(a, b))
-    return level + (0.0 if linked else NO_NVLINK)
-
-
-def _near(handle: object, usable: Collection[int]) -> frozenset[int]:
-    """The usable logical CPUs beside a GPU; all of them where NVML does not know."""
-    import pynvml
-
-    words = max(usable) // 64 + 1
-    with contextlib.suppress(pynvml.NVMLError):
-        masks = list(pynvml.nvmlDeviceGetCpuAffinity(handle, words))
-        near = frozenset(cpu for cpu in usable if masks[cpu // 64] >> (cpu % 64) & 1)
-        if near:
-            return near
-    return frozenset(usable)
 
 
 def _read(path: pathlib.Path) -> str:

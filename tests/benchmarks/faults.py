@@ -490,11 +490,11 @@ def interrupted(times: int, rounds: int, seed: int, folder: pathlib.Path, number
     return f"exit {', '.join(map(str, codes))}, nothing left, {resumed(site)}"
 
 
-def keeper_killed(folder: pathlib.Path) -> str:
+def supervisor_killed(folder: pathlib.Path) -> str:
     site = make(folder, workload=LONGER)
     with started(site) as tuner:
         site.wait_for(" window", tuner)
-        os.kill(site.records("owner.json")["0001"]["keeper"], signal.SIGKILL)
+        os.kill(site.records("owner.json")["0001"]["supervisor"], signal.SIGKILL)
         finished(site, tuner, 1, "the study is kept")
     clean(site)
     need([t.state for t in site.trials()] == ["FAIL"], states(site))
@@ -561,7 +561,7 @@ def campaign() -> list[Fault]:
     add("suspended in a window for 10 s", "measured again", suspended, "window", 10, quick=True)
     add("suspended in a start for 10 s", "no crash", suspended, "load", 10)
     add("two tuners on one study", "the second is refused", two_tuners, quick=True)
-    add("keeper killed in a window", "exit 1, FAIL, resumable", keeper_killed)
+    add("supervisor killed in a window", "exit 1, FAIL, resumable", supervisor_killed)
     add("load client killed in a window", "measured again", client_killed)
     for seed in range(3):
         add(f"Ctrl-C once at random moments ({seed})", "130, resumable", interrupted, 1, 3, seed, quick=seed == 0)

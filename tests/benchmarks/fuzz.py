@@ -4,7 +4,7 @@
 
 Inputs are real answers and log lines, cut, spliced, repeated and mangled, in pieces of random sizes. Readers: HTTP
 framing and the SSE stream of the load client (both of its paths), the log reader, the crash classifier, the stage
-reader, the redactor and the keeper's bounded log. A failing input is written out, so that it can become a test. Exit 1
+reader, the redactor and the supervisor's bounded log. A failing input is written out, to become a test. Exit 1
 on the first one; a reader that takes longer than `SLOW_S` on an input of at most 64 KiB fails as well.
 """
 

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.config.compose import load
 from autotune.crash.host_evidence import HostSnapshot
-from autotune.engine.host import Gpus
+from autotune.engine.gpus import Gpus
 from autotune.executors.local import LocalExecutor
 from autotune.records import Crash
 

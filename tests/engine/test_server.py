@@ -126,16 +126,16 @@ def test_an_argument_that_no_program_takes_is_such_a_failure_too(tmp_path: pathl
     assert "null" in live.log.read_text()
 
 
-def test_a_keeper_that_cannot_write_the_log_is_no_fault_of_the_configuration(
+def test_a_supervisor_that_cannot_write_the_log_is_no_fault_of_the_configuration(
         tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "server.log" / "in the way").mkdir(parents=True)
-    says = r"server failed \(.*server\.log.*resumed"
+    says = r"server\'s supervisor failed \(.*server\.log.*resumed"
     with server(tmp_path, fault="none") as live, pytest.raises(SupervisorFailed, match=says):
         live.wait_ready()
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_keeper_that_cannot_record_its_server_ends_it_and_says_so(tmp_path: pathlib.Path) -> None:
+def test_a_supervisor_that_cannot_record_its_server_ends_it_and_says_so(tmp_path: pathlib.Path) -> None:
     live = server(tmp_path, fault="none")
     (tmp_path / "owner.json" / "in the way").mkdir(parents=True)
     live.folder.mkdir(exist_ok=True)
@@ -197,7 +197,7 @@ def test_killing_the_tuner_leaves_no_process(tmp_path: pathlib.Path, fault: str)
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_keeper_apart_ends_the_server_of_a_tuner_that_kills_its_children(tmp_path: pathlib.Path) -> None:
+def test_a_supervisor_apart_ends_the_server_of_a_tuner_that_kills_its_children(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "launches" / "0001"
     root = str(pathlib.Path(__file__).resolve().parents[2])
     program = TUNER.replace("live.start()", "live.apart = True\nlive.start()")
@@ -210,26 +210,26 @@ def test_a_keeper_apart_ends_the_server_of_a_tuner_that_kills_its_children(tmp_p
     tuner.wait()
     tuner.stdout.close()
     deadline = time.monotonic() + 30
-    while not (folder / "exit.json").exists() and time.monotonic() < deadline:  # the last thing the keeper does
+    while not (folder / "exit.json").exists() and time.monotonic() < deadline:  # the last thing the supervisor does
         time.sleep(0.1)
     assert left(folder) == set() and (folder / "exit.json").exists()
 
 
-def test_leftovers_are_ended_even_when_the_keeper_was_killed_too(tmp_path: pathlib.Path) -> None:
+def test_orphans_are_ended_even_when_the_supervisor_was_killed_too(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "launches" / "0001"
     live = server(folder, fault="ignore-sigterm")
     live.start()
     assert live.wait_ready() is None
     owner = json.loads((folder / "owner.json").read_text())
-    os.kill(owner["keeper"], signal.SIGKILL)
-    assert live._keeper is not None
-    live._keeper.wait()
+    os.kill(owner["supervisor"], signal.SIGKILL)
+    assert live._supervisor is not None
+    live._supervisor.wait()
     assert left(folder)
-    assert end_orphans(tmp_path) == []  # its tuner, this process, is alive: not a leftover
+    assert end_orphans(tmp_path) == []  # its tuner, this process, is alive: not an orphan
     assert end_launch(folder) >= 1 and left(folder) == set()
 
 
-@pytest.mark.parametrize("record", ["", "{", "5", "[" * 100_000, '{"boot": [' + "[" * 100_000, '{"keeper": "x"}'])
+@pytest.mark.parametrize("record", ["", "{", "5", "[" * 100_000, '{"boot": [' + "[" * 100_000, '{"supervisor": "x"}'])
 def test_a_damaged_record_ends_nothing_and_stops_nothing(record: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "launches" / "0001").mkdir(parents=True)
     (tmp_path / "launches" / "0001" / "owner.json").write_text(record)
@@ -241,7 +241,7 @@ def test_a_record_of_another_boot_ends_nothing(tmp_path: pathlib.Path) -> None:
     folder.mkdir(parents=True)
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     (folder / "owner.json").write_text(json.dumps({
-        "boot": "another", "keeper": bystander.pid, "keeper_started": "1", "server": bystander.pid,
+        "boot": "another", "supervisor": bystander.pid, "supervisor_started": "1", "server": bystander.pid,
         "server_started": "1", "session": bystander.pid, "marker": "x", "tuner": 1, "tuner_started": "0"}))
     assert end_orphans(tmp_path) == []
     assert bystander.poll() is None

@@ -17,7 +17,7 @@ import yaml
 
 from autotune.config.compose import load
 from autotune.config.settings import ParallelSettings, Settings
-from autotune.engine.host import Gpu, Gpus
+from autotune.engine.gpus import Gpu, Gpus
 from autotune.executors import parallel as slots
 from autotune.executors.local import LocalExecutor
 from autotune.executors.parallel import Ended, ParallelExecutor
@@ -37,7 +37,7 @@ SHARED = [  # two NUMA nodes of four GPUs; NVLink joins neighbours in twos
     *(f"{i}.{key}" for i in range(8) for key in (
         f"uuid GPU-{os.getpid()}-{i}", "name H200", "memory_mib 144384", f"node {i // 4}",
         f"cpus {0x0f if i < 4 else 0xf0}", f"links {i ^ 1}")), "count 8", "driver 580"]
-LOOK = ("import json, os\nfrom autotune.engine.host import visible_gpus\nfrom autotune.executors import topology\n"
+LOOK = ("import json, os\nfrom autotune.engine.gpus import visible_gpus\nfrom autotune.executors import topology\n"
         "os.sched_getaffinity = lambda pid: set(range(8))\n"
         "found = topology.of_gpus(visible_gpus().gpus)\n"
         "print(json.dumps([found.apart, [[u.index, u.cpus] for u in found.units]]))")

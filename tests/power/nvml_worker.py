@@ -13,7 +13,7 @@ import pathlib
 import sys
 import time
 
-from autotune.power.gpus import load_nvml
+from autotune.engine.gpus import start_nvml
 from autotune.power.meter import DeviceLost, MeterUnavailable, Powered, PowerSettings
 from autotune.power.registry import open_meter
 
@@ -26,7 +26,7 @@ def main() -> None:
     state = pathlib.Path(os.environ["FAKE_NVML"])
     lines = state.read_text().replace("OURS", str(os.getpid()))
     state.write_text(lines)
-    nvml = load_nvml()
+    nvml = start_nvml()
     uuids = tuple(str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(i)))
                   for i in range(nvml.nvmlDeviceGetCount()))
     found: dict[str, object] = {"all": uuids, "refused": {}}

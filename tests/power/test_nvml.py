@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from autotune.engine.host import Gpu, chosen
-from autotune.power.integral import integrate
+from autotune.engine.gpus import Gpu, chosen
+from autotune.power.nvml import integrate
 
 FAKES = pathlib.Path(__file__).parents[1] / "fakes"
 ROOT = pathlib.Path(__file__).parents[2]

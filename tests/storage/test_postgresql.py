@@ -64,7 +64,8 @@ def test_two_workers_run_the_embedded_engine_to_the_end(tmp_path: pathlib.Path, 
 
 
 def test_a_turn_on_postgresql_is_given_back_by_the_dead(url: str) -> None:
-    program = ("import sys, time\nfrom autotune.storage.locks import StudyLock\nwith StudyLock(sys.argv[1], 'topic').turn():\n"
+    program = ("import sys, time\nfrom autotune.storage.locks import StudyLock\n"
+               "with StudyLock(sys.argv[1], 'topic').turn():\n"
                "    print('mine', flush=True)\n    time.sleep(600)\n")
     holder = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True,
                               env={**os.environ, "PYTHONPATH": ROOT})

@@ -18,7 +18,7 @@ import yaml
 
 from autotune.config.compose import load
 from autotune.config.settings import Settings
-from autotune.engine.host import Gpus
+from autotune.engine.gpus import Gpus
 from autotune.engine.orphans import members
 from autotune.engine.spec import Action
 from autotune.executors.local import LocalExecutor

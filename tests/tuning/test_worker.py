@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from autotune.config.identity import devices
-from autotune.engine.host import Gpu
+from autotune.engine.gpus import Gpu
 from autotune.executors.gpu_locks import locked
 from autotune.records import AutotuneError, config_key
 from autotune.storage.locks import StudyLock
