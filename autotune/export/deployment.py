@@ -23,8 +23,7 @@ from autotune.report import verdict
 from autotune.report.measured import FIGURES, Tested, config_text
 from autotune.report.story import Conclusion, Story
 from autotune.storage.trial import TrialRecord
-from autotune.utils.redact import HIDDEN, Redactor, after_flags
-from autotune.utils.secret_names import secret_name
+from autotune.utils.redact import HIDDEN, Redactor, after_flags, secret_name
 from autotune.utils.text import number, one_line, percent, with_unit
 
 DEFAULT_PORT = "8000"
