@@ -22,7 +22,7 @@ from autotune.report.render import content_of, html, markdown
 from autotune.report.story import read
 from autotune.report.terminal import as_data, print_comparison, print_summary
 from autotune.tuning import bug_reports, confirm, matrix
-from autotune.tuning.loop import observation_of
+from autotune.tuning.worker import observation_of
 from tests.report.studies import Made, baseline
 
 ODD: list[Any] = [None, 5, 0.5, "x", [], {}, True, [1, "a"], {"a": 1}, {"a": None}, [[]], float("nan"), 10**400,
