@@ -66,7 +66,7 @@ def tune(settings: Settings) -> int:
     """Run or resume the study, then report and export."""
     from autotune.executors.parallel import ParallelExecutor
     from autotune.export.launch_files import export
-    from autotune.report.report import report as print_report
+    from autotune.report.render import report as print_report
     from autotune.search.protocol import StopKind
     from autotune.search.strategy import LaunchAware
     from autotune.tuning import bug_reports, interference
@@ -203,7 +203,7 @@ def classify(files: Sequence[str]) -> int:
 
 
 def report(settings: Settings, study: Study) -> int:
-    from autotune.report.report import report
+    from autotune.report.render import report
 
     return report(settings, study)
 
@@ -275,13 +275,13 @@ class Annotator:
     folder: pathlib.Path
 
     def attach(self, trial: Any, launch: pathlib.Path) -> None:
-        from autotune.report.notes import attach
+        from autotune.report.dashboard import attach
 
         attach(trial, self.folder / "artifacts",
                [launch / "server.log", launch / f"power-{trial.number}.csv", launch / f"requests-{trial.number}.jsonl"])
 
     def annotate(self, study: Any, record: Any) -> None:
-        from autotune.report.notes import annotate
+        from autotune.report.dashboard import annotate
 
         annotate(study, record)
 
