@@ -51,7 +51,7 @@ def run(verb: str, settings: Settings, verbose: bool) -> int:
     attrs = study.attrs()
     settings = settings.ruled(attrs.get("identity", {}).get("engine_version"))
     settings = settings.without([Rule({k: tuple(v) for k, v in rule["when"].items()}, rule["because"])
-                                 for rule in attrs.get("barred") or ()])
+                                 for rule in attrs.get("unavailable") or ()])
     if verb == "report":
         from autotune.report.report import report
 
@@ -102,7 +102,7 @@ def tune(settings: Settings) -> int:
         study = open_study(settings, report=report)
         study.lead()
         held.enter_context(study.fail_running_on_exit())
-        study.set_attr("barred", [{"when": {k: list(v) for k, v in rule.when.items()},
+        study.set_attr("unavailable", [{"when": {k: list(v) for k, v in rule.when.items()},
                                    "because": settings.redactor.text(rule.because)} for rule in report.barred])
         study.set_attr("provenance", provenance(settings, report.version, report.gpus))
         study.set_attr("strategy", settings.study.strategy)
@@ -156,7 +156,7 @@ def worker(settings: Settings) -> int:
             watcher.note(f"{others} other worker{'s' if others > 1 else ''} on this host's CPU cores: their "
                          "measurements and ours disturb each other")
         stop = make_tuner(settings, study, here_or_slots(settings, report, power), watcher).run()
-    mine = [record for record in study.records() if record.attrs.get("owner") == study.owner]
+    mine = [record for record in study.records() if record.start.owner == study.owner]
     print(f"this worker made {len(mine)} of {len(study.records())} trials and stopped: {stop.reason}\n"
           f"{command_line(settings, 'tune')} confirms and reports")
     if stop.kind is StopKind.HOST:
@@ -179,7 +179,7 @@ def make_tuner(settings: Settings, study: Study, place: LocalExecutor | Parallel
                watcher: Progress) -> Tuner:
     """The loop of these settings, on this host or on those that Ray chooses."""
     from autotune.executors.parallel import ParallelExecutor
-    from autotune.measure.evaluate import judge_for
+    from autotune.measure.objective import evaluator
     from autotune.tuning import worker as fleet
     from autotune.tuning.loop import Tuner
 
@@ -191,7 +191,7 @@ def make_tuner(settings: Settings, study: Study, place: LocalExecutor | Parallel
     fleet.share_references(study, place.gate.file)
     place.gate.references()  # those of other settings are said now, not after a launch
     return Tuner(study, make_strategy(settings), place, settings.folder,
-                 judge_for(settings.objective, settings.limits), watcher, Notes(settings), settings.study.trials,
+                 evaluator(settings.objective, settings.limits), watcher, Notes(settings), settings.study.trials,
                  at_once=at_once,
                  exchange=lambda: fleet.share_references(study, place.gate.file))
 

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from autotune.config.settings import Settings
 from autotune.crash.classify import classify
 from autotune.crash.host_evidence import HostSnapshot
@@ -27,8 +29,8 @@ from autotune.engine.server import Failure, Server, SupervisorFailed, free_port,
 from autotune.loadgen.client import ClientDied
 from autotune.loadgen.spec import Target
 from autotune.measure.correctness import Gate, sentence
-from autotune.measure.evaluate import doubts
 from autotune.measure.limits import Limits
+from autotune.measure.objective import invalid_reasons
 from autotune.measure.workload import target_of
 from autotune.power.meter import Powered, PowerSettings
 from autotune.power.registry import open_meter
@@ -148,7 +150,7 @@ class LocalServer:
         if self.beside is not None:
             self.beside.begin()
         found = self._unsuspended(load, label)
-        reasons = doubts(self.bench.settings.objective, found) if isinstance(found, Measurement) else ()
+        reasons = invalid_reasons(self.bench.settings.objective, found) if isinstance(found, Measurement) else ()
         if reasons and self.server.alive:
             LOG.info("measuring again: %s", ", ".join(reasons), extra={"load": dict(load)})
             self.progress(f"again: the window was {', '.join(reasons)}", self.server.after_s)
@@ -166,7 +168,7 @@ class LocalServer:
                 found = self._measure(load, label)
             if not self._was_suspended(before_s, "measurement") or not self.server.alive:
                 return found
-        return dataclasses.replace(found, reasons=(*found.reasons, "suspended")) if isinstance(found, Measurement) \
+        return msgspec.structs.replace(found, reasons=(*found.reasons, "suspended")) if isinstance(found, Measurement) \
             else found
 
     def _was_suspended(self, before_s: float, what: str) -> bool:
@@ -191,7 +193,7 @@ class LocalServer:
                             progress=lambda text: self.progress(text, self.server.after_s),
                             record=self.folder / f"requests-{label}.jsonl", hide=self.server.redactor.text)
         if isinstance(found, Measurement):
-            return dataclasses.replace(found, output_agreement=self.agreement)
+            return msgspec.structs.replace(found, output_agreement=self.agreement)
         if why := self.server.supervisor_failure:
             raise SupervisorFailed(f"{why}; the study is kept and can be resumed")
         if found.host_fault:

@@ -24,11 +24,10 @@ from autotune.config.settings import Settings
 from autotune.engine.command import build
 from autotune.executors import preflight
 from autotune.executors.local import PLACED, HostLost, check_room, resolved_key, working_power
-from autotune.executors.ray_worker import RayWorker, outcome_of
+from autotune.executors.ray_worker import RayWorker
 from autotune.measure.correctness import Gate
 from autotune.power.meter import PowerSettings
-from autotune.records import AutotuneError, Config, Crash, HostCannotRun, Measurement
-from autotune.storage.trial import crash_of
+from autotune.records import AutotuneError, Config, Crash, HostCannotRun, Outcome, from_json
 from autotune.utils.files import fresh, write_json
 
 REACH_S = 10.0
@@ -45,7 +44,7 @@ class RayServer:
     neighbours: None = None  # what else runs on that host is Ray's affair
 
     def __post_init__(self) -> None:
-        self.crash: Crash | None = crash_of(self.told["crash"]) if self.told["crash"] else None
+        self.crash: Crash | None = from_json(self.told["crash"], Crash | None)
         self.launch_s: float = self.told["launch_s"]
         self.argv: list[str] = self.told["argv"]
         self.env: dict[str, str] = self.told["env"]
@@ -59,11 +58,12 @@ class RayServer:
     def resolved_key(self) -> str | None:
         return resolved_key(self.resolved, self.env)
 
-    def measure(self, load: Config, label: int | str) -> Measurement | Crash:
+    def measure(self, load: Config, label: int | str) -> Outcome:
         """Measure one load part there; its files come back with it. Raises HostLost."""
         self.told |= self.hosts.get(self.actor.measure.remote(dict(load), label))
         self.hosts.keep(self.actor, self.folder)
-        return outcome_of(self.told)
+        outcome: Outcome = from_json(self.told["outcome"], Outcome)
+        return outcome
 
 
 class RayExecutor:

@@ -2,7 +2,7 @@
 
     launcher = Launcher(settings, power, version)         # in a process of its own on that host
     told = launcher.start({"tp": 2}, references)          # {"crash": {...} or None, "launch_s": 41.0, ...}
-    launcher.measure({"concurrency": 8}, 3)               # {"measurement": {...}} or {"crash": {...}}
+    launcher.measure({"concurrency": 8}, 3)               # {"outcome": {"type": "measurement", ...}, ...}
     launcher.files()                                      # {"server.log": b"...", ...}
     launcher.stop()
 
@@ -18,20 +18,17 @@ import pathlib
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping
 from typing import Any
 
 from autotune.config.settings import Settings
 from autotune.engine.gpus import visible_gpus
 from autotune.executors.local import LocalExecutor, LocalServer
 from autotune.power.meter import PowerSettings
-from autotune.records import Config, Crash, Energy, Measurement, Percentiles
-from autotune.storage.trial import crash_attrs, crash_of
+from autotune.records import Config, to_json
 from autotune.utils.files import write_json
 
 FILE_BYTES = 8 << 20
 """Of a longer file the end comes back."""
-LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 
 
 class RayWorker:
@@ -56,17 +53,14 @@ class RayWorker:
             write_json(self.bench.gate.file, references)
         self.live = self._open.enter_context(self.bench.launch(server, self.folder, _quiet))
         made = self.bench.gate.file
-        return {"crash": crash_attrs(self.live.crash) if self.live.crash else None, "argv": list(self.live.argv),
+        return {"crash": to_json(self.live.crash), "argv": list(self.live.argv),
                 "env": dict(self.live.env), "resolved": self.live.resolved, "launch_s": self.live.launch_s,
                 "alive": self.live.alive, "references": json.loads(made.read_text()) if made.exists() else None}
 
     def measure(self, load: Config, label: int | str) -> dict[str, Any]:
         """Measure one load part on the live server."""
         assert self.live is not None
-        found = self.live.measure(load, label)
-        key, plain = ("crash", crash_attrs(found)) if isinstance(found, Crash) else (
-            "measurement", dataclasses.asdict(found))
-        return {key: plain, "alive": self.live.alive}
+        return {"outcome": to_json(self.live.measure(load, label)), "alive": self.live.alive}
 
     def files(self) -> dict[str, bytes]:
         """The launch's files by name."""
@@ -89,17 +83,3 @@ def _end_of(path: pathlib.Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - FILE_BYTES))
         return file.read()
-
-
-def outcome_of(told: Mapping[str, Any]) -> Measurement | Crash:
-    """The outcome that `Launcher.measure` told as plain data."""
-    if told.get("crash") is not None:
-        return crash_of(told["crash"])
-    plain = dict(told["measurement"])
-    energy = dict(plain.pop("energy"))
-    for name in LATENCIES:
-        plain[name] = Percentiles(**plain[name]) if plain[name] else None
-    energy["reasons"] = tuple(energy["reasons"])
-    energy["temperature_c"] = {name: tuple(pair) for name, pair in energy["temperature_c"].items()}
-    plain["reasons"] = tuple(plain["reasons"])
-    return Measurement(**plain, energy=Energy(**energy))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.records import Blame, Crash, Value
 from autotune.report.tested import copied
-from autotune.storage.trial import TrialRecord, crash_of
+from autotune.storage.trial import TrialRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +47,8 @@ def group(records: Sequence[TrialRecord], server_names: Iterable[str]) -> tuple[
               for name, value in r.config.items()}
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
-        if record.crashed:
-            groups.setdefault(record.attrs["crash_signature"], []).append(record)
+        if record.crash is not None:
+            groups.setdefault(record.crash.signature, []).append(record)
     launched = _by_choice(r for r in records if not copied(r) and r.state in ("COMPLETE", "PRUNED"))
     found = [_group(members, names, served, launched) for members in groups.values()]
     return tuple(sorted(found, key=lambda g: (-g.launches, -len(g.trials), g.trials[0])))
@@ -66,15 +66,17 @@ def _group(members: list[TrialRecord], names: tuple[str, ...], served: set[tuple
               if name in names and all(name in m.config and m.config[name] == value for m in members)}
     here = launch_keys(own)
     suspects = []
-    if crash_of(members[-1].attrs).blame not in (Blame.TRANSIENT, Blame.ENVIRONMENT):
+    last = members[-1].crash
+    assert last is not None
+    if last.blame not in (Blame.TRANSIENT, Blame.ENVIRONMENT):
         for name, value in common.items():
             with_choice = launched.get((name, repr(value)), set())
             if with_choice and (name, repr(value)) not in served:
                 suspects.append(Suspect(name, value, len(here & with_choice), len(with_choice)))
     top = max((s.crashed / s.launches for s in suspects), default=0.0)
     suspects = [s for s in suspects if s.crashed / s.launches == top]
-    return CrashGroup(crash_of(members[-1].attrs), tuple(m.number for m in members), len(here),
-                      sum(float(m.attrs.get("cost_s") or 0) for m in members), common, tuple(suspects))
+    return CrashGroup(last, tuple(m.number for m in members), len(here),
+                      sum(m.cost_s or 0.0 for m in members), common, tuple(suspects))
 
 
 def _by_choice(records: Iterable[TrialRecord]) -> dict[tuple[str, str], set[int]]:

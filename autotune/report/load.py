@@ -9,16 +9,25 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.records import AutotuneError
+import msgspec
+
+from autotune.records import AutotuneError, Count, from_json
 from autotune.report.story import Story, tell
 from autotune.space.space import Space
-from autotune.storage.schema import PIVOT, ROW, fits, listed
-from autotune.storage.trial import read_pivots
+from autotune.storage.schema import Choice, read_pivots
 from autotune.utils.files import read_plain
 
 if TYPE_CHECKING:
     from autotune.config.settings import Settings
     from autotune.storage.study import Study
+
+
+class Row(msgspec.Struct):
+    """Required values of a row of matrix.json."""
+
+    config: str
+    ctx: Count
+    concurrency: Count
 
 
 def read(settings: Settings, study: Study) -> Story:
@@ -37,7 +46,7 @@ def of_folder(study: Study, name: str, space: Space, objective: str, limits: Map
               folder: pathlib.Path | None) -> Story:
     """The same for a study whose space and limits are not the settings' own."""
     matrix = _json(folder / "matrix.json") if folder else []
-    pivots = [pivot for pivot in read_pivots(folder) if fits(PIVOT, pivot)] if folder else []
+    pivots = read_pivots(folder) if folder else []
     with uncollected():
         return tell(name, space, objective, limits, study.records(), study.attrs(), pivots, matrix)
 
@@ -62,7 +71,10 @@ def _json(path: pathlib.Path) -> list[Mapping[str, Any]]:
         rows = json.loads(read_plain(path))
     except (OSError, ValueError, RecursionError) as error:
         raise AutotuneError(f"{path} cannot be read ({error}): delete it, or run the verb matrix again") from error
-    if not isinstance(rows, list) or (wrong := listed(ROW)(rows)):
-        told = f" as the verb matrix writes them (row {wrong})" if isinstance(rows, list) else ""
-        raise AutotuneError(f"{path} is not a list of rows{told}: delete it, or run the verb matrix again")
-    return rows
+    try:
+        from_json(rows, list[Row])
+        checked: list[Mapping[str, Any]] = from_json(rows, list[dict[str, Choice | None]])
+    except ValueError as error:
+        raise AutotuneError(f"{path} is not a list of rows as the verb matrix writes them (row {error}): delete it, or "
+                            "run the verb matrix again") from error
+    return checked

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.measure.objective import UNITS
+from autotune.records import Crash
 from autotune.report.markdown import code, escape, fence
 from autotune.report.wording import FIGURES, config_text, duration, one_line, percent, with_unit
-from autotune.storage.trial import TrialRecord, crash_of
+from autotune.storage.trial import TrialRecord
 
 if TYPE_CHECKING:
     import optuna
@@ -69,8 +70,8 @@ def note(record: TrialRecord, unit: str, limits: Mapping[str, float]) -> str:
     """The note as Markdown."""
     attrs = record.attrs
     parts = [f"### {escape(standing(record))}", f"`{code(config_text(record.config))}`"]
-    if record.crashed:
-        parts += _crash(attrs)
+    if record.crash is not None:
+        parts += _crash(record.crash)
     elif record.state != "FAIL":
         parts += _figures(record, unit, limits)
     if attrs.get("fail_reason"):
@@ -142,8 +143,7 @@ def _limit(name: str, unit: str, limits: Mapping[str, float], ratios: Mapping[st
     return f"{shown} {room}".strip()
 
 
-def _crash(attrs: Mapping[str, Any]) -> list[str]:
-    crash = crash_of(attrs)
+def _crash(crash: Crash) -> list[str]:
     facts = [f"signature `{code(crash.signature)}`", f"blame: {crash.blame}"]
     facts += [f"exit status {crash.exit_status}"] if crash.exit_status is not None else []
     facts += [f"after {duration(crash.after_s)}"] if crash.after_s is not None else []

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from autotune.executors.local import PLACED, HostLost
-from autotune.records import Config, Crash, Measurement, config_key
+from autotune.records import Config, Crash, Measurement, Score, config_key
 from autotune.search.protocol import Launch, Measured, Observation, Pivot, Stop, StopKind, Strategy
+from autotune.storage.schema import PivotFile
 from autotune.storage.study import Study
-from autotune.storage.trial import PivotFile, TrialRecord, Verdict, crash_of
+from autotune.storage.trial import LaunchFacts, TrialRecord
 
 IDLE = 10
 """How many times longer than else the loop waits, while launches run, to ask again after nothing was left to launch."""
@@ -107,7 +108,7 @@ class Tuner:
     strategy: Strategy
     bench: Executor
     folder: pathlib.Path
-    judge: Callable[[Measurement], Verdict]
+    evaluate: Callable[[Measurement], Score]
     watcher: Watcher
     notes: TrialAnnotator
     trials: int | None = None  # most trials of the search, crashes included
@@ -272,16 +273,14 @@ class Tuner:
 
     def _record(self, trial: Any, outcome: Measurement | Crash | TrialRecord, live: RunningServer, cost_s: float,
                 launch_s: float, search: bool) -> TrialRecord:
-        facts = {"server_argv": live.argv, "server_env": live.env, "resolved": live.resolved,
-                 "resolved_key": live.resolved_key, "neighbours": live.neighbours}
-        if isinstance(outcome, Crash):
-            facts["crash_under_load"] = live.crash is None
+        facts = LaunchFacts(tuple(live.argv), live.env, live.resolved, live.resolved_key, live.neighbours,
+                            under_load=live.crash is None if isinstance(outcome, Crash) else None)
         self.notes.attach(trial, live.folder)
         if isinstance(outcome, TrialRecord):
-            told = self.study.copy(trial, outcome, cost_s=cost_s, launch_s=launch_s, **facts)
+            told = self.study.copy(trial, outcome, facts, cost_s=cost_s, launch_s=launch_s)
         else:
-            verdict = self.judge(outcome) if isinstance(outcome, Measurement) else None
-            told = self.study.tell(trial, outcome, verdict, cost_s=cost_s, launch_s=launch_s, **facts)
+            score = self.evaluate(outcome) if isinstance(outcome, Measurement) else None
+            told = self.study.tell(trial, outcome, score, facts, cost_s=cost_s, launch_s=launch_s)
         record = self.study.record(trial.number)
         if search:
             self._hear()
@@ -314,13 +313,13 @@ class Tuner:
             if record.state in ("COMPLETE", "PRUNED"):
                 self.heard.add(record.number)
                 self._remember(record)
-                if not record.attrs.get("confirm"):
+                if not record.confirm:
                     self.searched += 1
                     self.strategy.tell(observation_of(self.study, record))
             elif record.state == "FAIL":
                 self.heard.add(record.number)
-            elif (record.state == "RUNNING" and record.attrs.get("owner") != self.study.owner and record.config
-                    and not record.attrs.get("confirm")):
+            elif (record.state == "RUNNING" and record.start.owner != self.study.owner and record.config
+                    and not record.confirm):
                 server, load = self.study.space.split(record.config)
                 running.add(config_key(server))
                 self.strategy.pending(server, load)
@@ -330,8 +329,8 @@ class Tuner:
 
     def _remember(self, record: TrialRecord) -> None:
         """Keep what was measured under which load by what a server said of itself."""
-        key = record.attrs.get("resolved_key")
-        if record.state == "COMPLETE" and key is not None and not record.attrs.get("invalid_reasons"):
+        key = record.launch.resolved_key
+        if record.state == "COMPLETE" and key is not None and not record.invalid_reasons:
             load = self.study.space.split(record.config)[1]
             self._twins.setdefault((str(key), config_key(load)), []).append(record)
 
@@ -357,13 +356,12 @@ class Tuner:
 def observation_of(study: Study, record: TrialRecord) -> Observation:
     """One finished trial as the strategy sees it."""
     server, load = study.space.split(record.config)
-    attrs = record.attrs
-    if record.crashed:
-        outcome: Measured | Crash = crash_of(attrs)
-        return Observation(server, load if record.crashed_under_load else None, outcome, attrs["cost_s"],
-                           attrs["launch_s"], record.number)
-    noise = attrs.get("relative_error")
-    invalid = bool(attrs.get("invalid_reasons"))
-    outcome = Measured(None if invalid else record.value, bool(attrs.get("feasible")), attrs.get("limit_ratios") or {},
-                       None if noise is None else noise / 2)
-    return Observation(server, load, outcome, attrs["cost_s"], attrs["launch_s"], record.number)
+    cost_s, launch_s = record.cost_s or 0.0, record.launch_s or 0.0
+    if record.crash is not None:
+        return Observation(server, load if record.crashed_under_load else None, record.crash, cost_s, launch_s,
+                           record.number)
+    noise = record.measurement.relative_error if record.measurement is not None else None
+    score = record.score
+    outcome = Measured(None if record.invalid_reasons else record.value, score is not None and score.feasible,
+                       record.ratios, None if noise is None else noise / 2)
+    return Observation(server, load, outcome, cost_s, launch_s, record.number)

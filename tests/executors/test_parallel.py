@@ -322,10 +322,10 @@ def test_what_neighbours_do_to_the_baseline_is_measured_once(tmp_path: pathlib.P
 
 
 def test_a_baseline_that_cannot_be_measured_says_so() -> None:
-    crashed = TrialRecord(0, "PRUNED", {}, None, {"crash_signature": "s"})
+    crashed = TrialRecord(0, "PRUNED", {}, None)
     told = interference.result([crashed, crashed], [crashed], 3)
     assert told["change"] is None and "could not be measured" in interference.sentence(told)
-    fine = [TrialRecord(i, "COMPLETE", {}, value, {}) for i, value in enumerate((1.0, 1.02, 0.9))]
+    fine = [TrialRecord(i, "COMPLETE", {}, value) for i, value in enumerate((1.0, 1.02, 0.9))]
     told = interference.result(fine[:2], fine[2:], 1)
     assert told["change"] == pytest.approx(0.9 / 1.02 ** 0.5 - 1)
     assert "10.9% less than alone (two measurements alone are 2.0% apart)" in interference.sentence(told)

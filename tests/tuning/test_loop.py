@@ -22,7 +22,7 @@ from autotune.engine.gpus import Gpus
 from autotune.engine.orphans import members
 from autotune.engine.spec import Action
 from autotune.executors.local import LocalExecutor
-from autotune.measure.evaluate import judge_for
+from autotune.measure.objective import evaluator
 from autotune.records import Config
 from autotune.search.protocol import Best, Launch, Observation, Pivot, Stop, StopKind
 from autotune.storage.study import Study
@@ -107,7 +107,7 @@ def tuner(settings: Settings, servers: list[dict[str, Any]]) -> Tuner:
     base = settings.space.split(settings.space.baseline)[0]
     listed = Listed([{**base, **s} for s in servers], [{"concurrency": 1}, {"concurrency": 4}])
     bench = LocalExecutor(settings, "1", Gpus(()), settings.power)
-    return Tuner(study, listed, bench, settings.folder, judge_for(settings.objective, {}), Silent(), Silent())
+    return Tuner(study, listed, bench, settings.folder, evaluator(settings.objective, {}), Silent(), Silent())
 
 
 def test_each_load_part_on_one_launch_is_a_trial_of_its_own(tmp_path: pathlib.Path) -> None:
