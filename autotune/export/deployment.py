@@ -24,8 +24,7 @@ from autotune.report.story import Conclusion, Story
 from autotune.report.tested import Tested
 from autotune.report.wording import FIGURES, config_text, number, one_line, percent, with_unit
 from autotune.storage.trial import TrialRecord
-from autotune.utils.redact import HIDDEN, Redactor, after_flags
-from autotune.utils.secret_names import secret_name
+from autotune.utils.redact import HIDDEN, Redactor, after_flags, secret_name
 
 DEFAULT_PORT = "8000"
 OPEN, CLOSE = "\ue000", "\ue001"
