@@ -1,10 +1,10 @@
-"""What crashed, for those who can mend it: one bug report per signature in outputs/STUDY/bugs/.
+"""Bug reports: one per crash signature in outputs/STUDY/bugs/, with the smallest difference that crashes.
 
-    isolate(tuner, launches=6)      # optional: launches spent on the smallest difference that crashes
+    isolate(tuner, launches=6)      # optional: spend launches on that difference
     write(folder, space, records, versions)
 
-The difference that a report shows comes from failure isolation (`crash/isolate.py`) over everything that the study
-knows; where that does not decide it, it is the difference to the nearest configuration that worked, and says so.
+The difference comes from failure isolation (crash/isolate.py) over all trials of the study. Where isolation is
+undecided, the report shows the difference to the most similar configuration that worked, and says so.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Bug:
-    """The crashes of one signature, and what is known beside them.
+    """The crashes of one signature.
 
-    `crashing` and `working` are the most alike pair of configurations; `working` is None when nothing ever worked.
-    `known` maps configuration keys to whether they worked. Load parts belong to configurations only when the crash
-    was under load.
+    `crashing` and `working` are the most similar pair of configurations; `working` is None when nothing ever worked.
+    `known` maps configuration keys to True (worked) or False (crashed); they include load parts only when `loaded`, for
+    crashes under load.
     """
 
     signature: str
@@ -44,10 +44,10 @@ class Bug:
     loaded: bool
 
     def isolation(self, space: Space) -> Isolation | None:
-        """A failure isolation that knows what the study knows; None where nothing worked.
+        """A failure isolation with the outcomes of the study; None where nothing worked.
 
-        It starts from the baseline where that worked: from a more alike configuration, choices that both have and that
-        take part in the cause would not be found.
+        It starts from the baseline if that worked: a more similar configuration may share choices with the crashing one
+        that take part in the cause.
         """
         if self.working is None:
             return None
@@ -60,7 +60,7 @@ class Bug:
 
 
 def bugs(space: Space, records: Sequence[TrialRecord]) -> list[Bug]:
-    """The distinct crashes of a study, the most frequent first."""
+    """The distinct crashes of a study, most frequent first."""
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
         if record.crashed:
@@ -77,7 +77,7 @@ def _crash(record: TrialRecord) -> Crash:
 def _bug(space: Space, signature: str, crashed: Sequence[TrialRecord], records: Sequence[TrialRecord]) -> Bug:
     loaded = all(r.crashed_under_load for r in crashed)
     worked = [r for r in records if r.state == "COMPLETE"]
-    if not loaded:  # a server that got further before it died did not have this crash
+    if not loaded:  # a server that got further before it died did not crash like this
         ready = any(_crash(r).stage is Stage.SERVING for r in crashed)
         worked += [r for r in records if r.crashed_under_load or
                    r.crashed and not ready and _crash(r).stage is Stage.SERVING]
@@ -96,7 +96,7 @@ def _bug(space: Space, signature: str, crashed: Sequence[TrialRecord], records: 
 
 
 def _part(space: Space, config: Config, loaded: bool) -> Config:
-    """What of a configuration a crash is about: all of it under load, else the server part."""
+    """The part of a configuration that can cause a crash: all of it under load, else the server part."""
     return dict(config) if loaded else space.split(config)[0]
 
 
@@ -105,9 +105,9 @@ def _distance(a: Config, b: Config) -> int:
 
 
 def isolate(tuner: Tuner, launches: int) -> None:
-    """Spend at most `launches` on the smallest differences, the most frequent crash first.
+    """Spend at most `launches` on the smallest differences, most frequent crash first.
 
-    Probes are trials like any other, measured under the load part of the working configuration.
+    Probes are ordinary trials, measured under the load part of the working configuration.
     """
     space, left = tuner.study.space, launches
     for bug in bugs(space, tuner.study.records()):
@@ -115,14 +115,14 @@ def isolate(tuner: Tuner, launches: int) -> None:
         while left > 0 and search is not None and (probe := search.next_probe()) is not None:
             assert bug.working is not None
             left -= 1
-            record = tuner.block({**space.split(bug.working.config)[1], **probe}, reason=f"isolates {bug.signature}",
-                                 isolates=bug.signature)
+            record = tuner.measure({**space.split(bug.working.config)[1], **probe}, reason=f"isolates {bug.signature}",
+                                   isolates=bug.signature)
             same = record.crash is not None and record.crash.signature == bug.signature
             search.tell(False if same else None if record.crashed else True)
 
 
 def smallest(space: Space, bug: Bug) -> Isolated | None:
-    """The smallest difference that the study's own outcomes prove, else the difference of the most alike pair."""
+    """The smallest difference that the study's outcomes prove, else the difference of the most similar pair."""
     search = bug.isolation(space)
     if search is None or bug.working is None:
         return None
@@ -138,7 +138,7 @@ def smallest(space: Space, bug: Bug) -> Isolated | None:
 
 def write(folder: pathlib.Path, space: Space, records: Sequence[TrialRecord],
           versions: Mapping[str, str]) -> list[pathlib.Path]:
-    """One Markdown file per signature, written anew."""
+    """Write one Markdown file per signature; returns their paths."""
     paths = []
     for bug in bugs(space, records):
         launch, working = bug.crashing.launch, bug.working.launch.argv if bug.working else ()

@@ -29,7 +29,7 @@ from autotune.space.space import Space  # noqa: E402
 from autotune.storage.study import Study  # noqa: E402
 from autotune.storage.trial import OUTCOME, Result, distribution  # noqa: E402
 from autotune.storage.urls import open_storage, sqlite_url  # noqa: E402
-from autotune.tuning.loop import observation_of  # noqa: E402
+from autotune.tuning.worker import observation_of  # noqa: E402
 
 LOADS = (1, 16, 64)
 PARAMS = {f"p{i}": (2, 3, 4, 5)[i % 4] for i in range(12)}

@@ -31,7 +31,7 @@ class Made:
 
     def measure(self, config: Config, value: float, *, tpot_ms: float = 20.0, reasons: tuple[str, ...] = (),
                 same_launch: bool = False, assumed: bool = True, watts: float = 40.0, energy: str = "cpu_time",
-                accept_length: float = 2.5, **attrs: Any) -> int:
+                accept_length: float = 2.5, same_as: int | None = None, **attrs: Any) -> int:
         """A measurement of `value` tok/J; with energy "none" the value is told, but no joules are."""
         self.launches += 0 if same_launch else 1
         window_s = 10.0
@@ -45,8 +45,12 @@ class Made:
             tpot_ms=Percentiles(tpot_ms / 2, tpot_ms, tpot_ms, 11.0, 50), reasons=reasons)
         ratios = {"ttft_p99_ms": 200 / LIMITS["ttft_p99_ms"], "tpot_p99_ms": tpot_ms / LIMITS["tpot_p99_ms"]}
         trial = self.study.ask(config, self.launches, **attrs)
-        self.study.tell(trial, outcome, Score(None if reasons else value, ratios, reasons), self.facts(config),
-                        cost_s=15.0, launch_s=0.0 if same_launch else 4.0)
+        launch_s = 0.0 if same_launch else 4.0
+        if same_as is not None:
+            self.study.copy(trial, self.study.record(same_as), self.facts(config), cost_s=15.0, launch_s=launch_s)
+        else:
+            self.study.tell(trial, outcome, Score(None if reasons else value, ratios, reasons), self.facts(config),
+                            cost_s=15.0, launch_s=launch_s)
         return int(trial.number)
 
     def crash(self, config: Config, signature: str = "nvls0001", *, category: str = "nvls_unsupported",

@@ -28,7 +28,7 @@ from autotune.records import (
     from_json,
     to_json,
 )
-from autotune.report.load import read
+from autotune.report.story import read
 from autotune.search.past_studies import past_observations
 from autotune.search.protocol import Measured
 from autotune.storage.study import Study

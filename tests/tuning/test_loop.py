@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from autotune.storage.study import Study
 from autotune.storage.trial import TrialRecord
 from autotune.storage.urls import sqlite_url
 from autotune.tuning.loop import Tuner
+from autotune.tuning.worker import new_launch_folder
 from tests.engine.standin_engine import ENGINE
 
 ROOT = str(pathlib.Path(__file__).resolve().parents[2])
@@ -180,7 +180,7 @@ import pathlib, sys
 from tests.tuning.test_loop import make_settings, tuner
 settings = make_settings(pathlib.Path(sys.argv[1]))
 made = tuner(settings, [{}, {"speed": 200}])
-made.study.clear_dead()
+made.study.fail_stale_trials()
 made.run()
 print("done", flush=True)
 """
@@ -220,8 +220,7 @@ def test_a_killed_tuner_leaves_nothing_and_the_next_one_counts_nothing_twice(tmp
 def test_a_folder_of_another_name_among_the_launches_is_no_launch(tmp_path: pathlib.Path, name: str) -> None:
     (tmp_path / "launches" / name).mkdir(parents=True)
     (tmp_path / "launches" / "0007").mkdir()
-    tuner: Any = types.SimpleNamespace(folder=tmp_path, study=types.SimpleNamespace(records=list))
-    assert Tuner._next_launch(tuner) == 8
+    assert new_launch_folder(tmp_path, []) == 8
 
 
 def test_a_budget_of_trials_ends_the_search_also_between_two_load_parts(tmp_path: pathlib.Path) -> None:
