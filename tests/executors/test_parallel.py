@@ -169,9 +169,10 @@ def test_the_longest_waiting_launch_is_placed_first_however_large(tmp_path: path
     free, gone = threading.Event(), threading.Event()
 
     def work(name: str, count: int, until: threading.Event) -> None:
-        with host._slot(count, lambda stage, after_s: None) as taken:
-            placed.append((name, taken.units))
-            until.wait(30)
+        slot = host._wait(count, lambda stage, after_s: None)
+        placed.append((name, slot.units))
+        until.wait(30)
+        host._free_slot(slot)
 
     def begin(name: str, count: int, until: threading.Event) -> threading.Thread:
         thread = threading.Thread(target=work, args=(name, count, until))
@@ -295,11 +296,8 @@ def test_waiting_for_a_place_is_no_cost_of_a_configuration(tmp_path: pathlib.Pat
 
     def free() -> None:
         time.sleep(0.3)
-        with host._changed:
-            host._taken.remove(taken[0])
-            host._free |= set(taken[0].units)
-            freed.append(time.monotonic())
-            host._changed.notify_all()
+        freed.append(time.monotonic())
+        host._free_slot(taken[0])
 
     thread = threading.Thread(target=free)
     thread.start()
