@@ -65,7 +65,7 @@ class Verb:
 def tune(settings: Settings) -> int:
     """Run or resume the study, then report and export."""
     from autotune.executors.parallel import ParallelExecutor
-    from autotune.export.launch_files import export
+    from autotune.export import launch_files
     from autotune.report.report import report as print_report
     from autotune.search.protocol import StopKind
     from autotune.search.strategy import LaunchAware
@@ -103,7 +103,7 @@ def tune(settings: Settings) -> int:
     if stop.kind is StopKind.HOST:
         raise HostCannotRun(stop.reason)
     try:
-        print(f"launch script: {export(settings, study)}")
+        print(f"launch script: {launch_files.export(settings, study)}")
     except NothingFeasible as nothing:
         print(f"autotune: {nothing}", file=sys.stderr)
         return nothing.exit_code
@@ -203,22 +203,22 @@ def classify(files: Sequence[str]) -> int:
 
 
 def report(settings: Settings, study: Study) -> int:
-    from autotune.report.report import report
+    from autotune.report import report
 
-    return report(settings, study)
+    return report.report(settings, study)
 
 
 def export(settings: Settings, study: Study) -> int:
-    from autotune.export.launch_files import export
+    from autotune.export import launch_files
 
-    print(export(settings, study))
+    print(launch_files.export(settings, study))
     return 0
 
 
 def dashboard(settings: Settings, study: Study) -> int:
-    from autotune.report.dashboard import dashboard
+    from autotune.report import dashboard
 
-    return dashboard(settings, study)
+    return dashboard.dashboard(settings, study)
 
 
 def progress(settings: Settings, study: Study, host: preflight.Preflight) -> Progress:
@@ -237,6 +237,7 @@ def progress(settings: Settings, study: Study, host: preflight.Preflight) -> Pro
 
 def make_tuner(settings: Settings, study: Study, executor: Executor, listener: Progress) -> Tuner:
     """The loop of these settings."""
+    from autotune.cli.progress import Annotator
     from autotune.measure.evaluate import judge_for
     from autotune.tuning.loop import Tuner
     from autotune.tuning.worker import share_references
@@ -266,24 +267,6 @@ def make_strategy(settings: Settings) -> Strategy:
         return OptunaStrategy(settings.space, study.strategy, limits, study.seed)
     past = past_observations(study.warm_start, settings.space, settings.objective.name)
     return LaunchAware(settings.space, limits, study.seed, past)
-
-
-@dataclasses.dataclass(frozen=True)
-class Annotator:
-    """Documents trials for optuna-dashboard."""
-
-    folder: pathlib.Path
-
-    def attach(self, trial: Any, launch: pathlib.Path) -> None:
-        from autotune.report.notes import attach
-
-        attach(trial, self.folder / "artifacts",
-               [launch / "server.log", launch / f"power-{trial.number}.csv", launch / f"requests-{trial.number}.jsonl"])
-
-    def annotate(self, study: Any, record: Any) -> None:
-        from autotune.report.notes import annotate
-
-        annotate(study, record)
 
 
 def open_study(settings: Settings, create: bool = True, host: preflight.Preflight | None = None) -> Study:
