@@ -66,7 +66,7 @@ def tune(settings: Settings) -> int:
     """Run or resume the study, then report and export."""
     from autotune.executors.parallel import ParallelExecutor
     from autotune.export import launch_files
-    from autotune.report.report import report as print_report
+    from autotune.report import render
     from autotune.search.protocol import StopKind
     from autotune.search.strategy import LaunchAware
     from autotune.tuning import bug_reports, interference
@@ -96,7 +96,7 @@ def tune(settings: Settings) -> int:
         bug_reports.isolate(tuner, settings.study.isolate)
         if settings.study.confirm.finalists and (decision := confirm(tuner, settings.study.confirm)) is not None:
             listener.note(f"confirmation: {decision.state.replace('_', ' ')}: {decision.reason}")
-    print_report(dataclasses.replace(settings, out=None), study)  # out= names the launch file
+    render.report(dataclasses.replace(settings, out=None), study)  # out= names the launch file
     made_by = versions(study.attrs()["provenance"])
     for path in bug_reports.write(settings.folder, settings.space, study.records(), made_by):
         print(f"bug report: {path}")
@@ -203,9 +203,9 @@ def classify(files: Sequence[str]) -> int:
 
 
 def report(settings: Settings, study: Study) -> int:
-    from autotune.report import report
+    from autotune.report import render
 
-    return report.report(settings, study)
+    return render.report(settings, study)
 
 
 def export(settings: Settings, study: Study) -> int:

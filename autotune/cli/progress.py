@@ -130,12 +130,12 @@ class Annotator:
     folder: pathlib.Path
 
     def attach(self, trial: Any, launch: pathlib.Path) -> None:
-        from autotune.report.notes import attach
+        from autotune.report.dashboard import attach
 
         attach(trial, self.folder / "artifacts",
                [launch / "server.log", launch / f"power-{trial.number}.csv", launch / f"requests-{trial.number}.jsonl"])
 
     def annotate(self, study: Any, record: Any) -> None:
-        from autotune.report.notes import annotate
+        from autotune.report.dashboard import annotate
 
         annotate(study, record)

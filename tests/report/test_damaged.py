@@ -17,15 +17,10 @@ from autotune.cli.commands import make_strategy, open_study
 from autotune.export.launch_files import export
 from autotune.records import AutotuneError, UsageError
 from autotune.report import compare
-from autotune.report.comparison import build as compared
-from autotune.report.document import build
-from autotune.report.load import read
-from autotune.report.markdown import markdown
-from autotune.report.notes import note
-from autotune.report.page import html
-from autotune.report.plots import figures
-from autotune.report.studynote import study_note
-from autotune.report.terminal import as_json, print_summary
+from autotune.report.dashboard import note, plots, study_note
+from autotune.report.render import content_of, html, markdown
+from autotune.report.story import read
+from autotune.report.terminal import as_data, print_comparison, print_summary
 from autotune.tuning import bug_reports, confirm, matrix
 from autotune.tuning.worker import observation_of
 from tests.report.studies import Made, baseline
@@ -55,8 +50,8 @@ def report(made: Made) -> str:
     story, out = read(made.settings, study), io.StringIO()
     print_summary(story, out)
     for write in (html, markdown):
-        write(build(story))
-    assert as_json(story) and study_note(story) and [figure.to_json() for figure in figures(story)]
+        write("report.jinja", **content_of(story))
+    assert json.dumps(as_data(story), default=str) and study_note(story) and [plot.to_json() for plot in plots(story)]
     for record in study.records():
         note(record, "tok/J", {})
     return out.getvalue()
@@ -64,8 +59,10 @@ def report(made: Made) -> str:
 
 def side_by_side(made: Made) -> None:
     folder = str(made.settings.folder)
-    html(compared(compare.load(dataclasses.replace(
-        made.settings, report=dataclasses.replace(made.settings.report, compare=[folder, folder])))))
+    found = compare.load(dataclasses.replace(
+        made.settings, report=dataclasses.replace(made.settings.report, compare=[folder, folder])))
+    html("comparison.jinja", comparison=found, head=found.head())
+    print_comparison(found, io.StringIO())
 
 
 def export_it(made: Made) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.cli.commands import open_study
-from autotune.report.report import report
+from autotune.report.render import report
 from tests.report.studies import LOG, Made, baseline
 
 TRIALS = 5000
