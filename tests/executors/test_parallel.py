@@ -29,7 +29,7 @@ from autotune.storage.study import Study
 from autotune.storage.trial import TrialRecord
 from autotune.storage.urls import sqlite_url
 from autotune.tuning import interference
-from tests.executors.test_conformance import two_groups
+from tests.executors.test_conformance import two_groups, wait_for
 from tests.power.test_nvml import library, run_with
 from tests.tuning.test_loop import ROOT, make_settings, tuner
 
@@ -194,13 +194,6 @@ def test_the_longest_waiting_launch_is_placed_first_however_large(tmp_path: path
     for thread in threads:
         thread.join()
     assert placed[2][0] == "late" and host.has_room() and host._free == set(range(8))
-
-
-def wait_for(true: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_launch_sees_its_gpus_and_a_port_apart_from_the_others(tmp_path: pathlib.Path) -> None:
