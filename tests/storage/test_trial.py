@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy
-from autotune.search.transfer import past_observations
 
 from autotune.cli.commands import open_study
 from autotune.config.compose import load
@@ -31,6 +30,7 @@ from autotune.records import (
 )
 from autotune.report.story import read
 from autotune.search.protocol import Measured
+from autotune.search.transfer import past_observations
 from autotune.storage.study import Study
 from autotune.storage.trial import LaunchFacts, Result
 from tests.storage.test_study import CRASH, SPACE
