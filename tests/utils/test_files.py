@@ -18,7 +18,7 @@ from autotune.measure.agreement import AgreementSettings
 from autotune.measure.correctness import Gate
 from autotune.records import AutotuneError, UsageError
 from autotune.storage.locks import StudyLock
-from autotune.storage.trial import read_pivots
+from autotune.storage.schema import read_pivots
 from autotune.tuning.worker import share_references
 from autotune.utils.files import append_line, fresh, read_plain, write_text
 from autotune.utils.redact import Redactor
