@@ -6,12 +6,13 @@ Started by test_nvml.py with the stand-in for libnvidia-ml.so.1 on LD_LIBRARY_PA
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
 import sys
 import time
+
+import msgspec
 
 from autotune.engine.gpus import start_nvml
 from autotune.power import nvml as nvml_meter
@@ -49,10 +50,10 @@ def main() -> None:
         time.sleep(WINDOW_S / 2)
         state.write_text(lines + "".join(f"{line[1:]}\n" for line in lines.splitlines() if line.startswith("~")))
         time.sleep(WINDOW_S / 2)
-        found["short"] = dataclasses.asdict(short)
+        found["short"] = msgspec.to_builtins(short)
         for uuid, meter in meters.items():
             try:
-                found[uuid] = dataclasses.asdict(meter.energy(starts[uuid], meter.read()))
+                found[uuid] = msgspec.to_builtins(meter.energy(starts[uuid], meter.read()))
             except DeviceLost as error:
                 found[uuid] = {"lost": str(error)}
     print(json.dumps(found, default=dict))
