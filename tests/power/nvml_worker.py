@@ -50,10 +50,10 @@ def main() -> None:
         time.sleep(WINDOW_S / 2)
         state.write_text(lines + "".join(f"{line[1:]}\n" for line in lines.splitlines() if line.startswith("~")))
         time.sleep(WINDOW_S / 2)
-        found["short"] = msgspec.to_builtins(short)
+        found["short"] = msgspec.structs.asdict(short)
         for uuid, meter in meters.items():
             try:
-                found[uuid] = msgspec.to_builtins(meter.energy(starts[uuid], meter.read()))
+                found[uuid] = msgspec.structs.asdict(meter.energy(starts[uuid], meter.read()))
             except DeviceLost as error:
                 found[uuid] = {"lost": str(error)}
     print(json.dumps(found, default=dict))
