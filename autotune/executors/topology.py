@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from autotune.engine.gpus import Gpu, topology
 from autotune.records import AutotuneError, HostCannotRun, digest
+from autotune.utils.files import no_link
 
 NODE_CPUS = "sys/devices/system/node"
 SIBLINGS = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -162,8 +163,8 @@ def _open(path: pathlib.Path) -> int:
     """Open or create a file, never through a link; read-only where it belongs to another user. Raises OSError."""
     for flags in (os.O_RDWR, os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_RDWR):
         with contextlib.suppress(OSError):
-            return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            return no_link(str(path), flags)
+    return no_link(str(path), os.O_RDONLY)
 
 
 def _read(path: pathlib.Path) -> str:

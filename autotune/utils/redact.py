@@ -26,27 +26,13 @@ WORDS = {"none", "true", "false", "null"}
 Span = tuple[int, int]
 Item = TypeVar("Item")
 
-# Access tokens by the text that each contains; looking for that text first keeps long logs cheap.
-TOKENS = {marker: re.compile(pattern) for marker, pattern in {
-    "hf_": r"\bhf_[A-Za-z0-9]{16,}",
-    "sk-": r"(?<![A-Za-z0-9])sk-[\w-]{16,}",
-    "_live_": r"(?<![A-Za-z0-9])[sr]k_live_[A-Za-z0-9]{16,}",
-    "gh": r"(?<![A-Za-z0-9])gh[pousr]_\w{20,}",
-    "_pat_": r"(?<![A-Za-z0-9])(?:github|dckr)_pat_[\w-]{16,}",
-    "glpat-": r"\bglpat-[\w-]{16,}",
-    "xox": r"\bxox[a-z](?:\.xox[a-z])?-[\w-]{10,}",
-    "xapp-": r"\bxapp-[\w-]{10,}",
-    "IA": r"(?<![A-Za-z0-9])A[KS]IA[0-9A-Z]{16}",
-    "AIza": r"(?<![A-Za-z0-9])AIza[\w-]{20,}",
-    "ya29.": r"\bya29\.[\w.-]{10,}",
-    "_": r"(?<![A-Za-z0-9])(?:npm|gsk|r8)_[\w-]{16,}",
-    "nvapi-": r"\bnvapi-[\w-]{16,}",
-    "pypi-": r"\bpypi-[\w-]{16,}",
-    ".eyJ": r"(?<![A-Za-z0-9])eyJ[\w-]{7,400}+\.eyJ[\w-]{10,}+\.[\w-]+",
-    "earer ": r"(?<=[Bb]earer )[\w.~+/-]{8,}=*",
-    "PRIVATE KEY": r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
-    "=": r"(?i:(?<=[?&]sig=)|(?<=[?&]signature=)|(?<=-signature=)|(?<=-security-token=))[\w%+/=-]{8,}",
-}.items()}
+TOKENS = [re.compile(pattern) for pattern in (
+    r"(?<![A-Za-z0-9])(?:(?:hf_|gh[pousr]_|[sr]k_live_|npm_|gsk_|r8_)[A-Za-z0-9]{16,}|(?:xox[a-z](?:\.xox[a-z])?-|xapp-"
+    r"|ya29\.)[\w.-]{10,}|(?:sk-|glpat-|nvapi-|pypi-|AIza|github_pat_|dckr_pat_)[\w-]{16,}|A[KS]IA[0-9A-Z]{16})",
+    r"(?<![A-Za-z0-9])eyJ[\w-]{7,400}+\.eyJ[\w-]{10,}+\.[\w-]+",  # JSON web tokens
+    r"(?<=[Bb]earer )[\w.~+/-]{8,}=*",
+    r"(?i:(?<=[?&]sig=)|(?<=[?&]signature=)|(?<=-signature=)|(?<=-security-token=))[\w%+/=-]{8,}",
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)")]
 URL = re.compile(r"://(?P<userinfo>(?P<user>[^\s/@:?#\"'<>`\[]{0,256}+)"
                  r"(?::(?P<password>(?:(?!://)[^\s\"'<>`]){1,1024}))?)@")
 PORT_OF_HOST = re.compile(r"(?:localhost|[^:]*[.][^:]*|):\d{1,5}[/?#]")
@@ -63,39 +49,30 @@ FLAG = re.compile(r"--[a-z]+(?:[-_.][a-z]+)*(?:[ =].*)?", re.S)
 ASSIGNED = re.compile(r"(?P<name>[+~-]*[\w.@/-]+)=(?P<value>.+)", re.S)
 MIXED = re.compile(rf"(?=\S*\d)(?=\S*[A-Za-z])\S{{{SHORTEST},}}")
 
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
-# Names. A word decides by itself or by its neighbours: HF_TOKEN is a secret, --max-total-tokens is not.
+# Secret names, as _lower_case_words_ between underscores: _hf_token_ is one, _max_total_tokens_ is not. After `token`
+# come ABOUT and COUNT, before it SPECIAL; before `key` comes ENTRY. OWNER comes before keys and tokens.
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-PASSWORD = re.compile(r".*(?:passwords?|passwd|passphrases?|passcodes?|secrets?)")  # its value may be a number
+PASSWORD = re.compile(r"(?:passwords?|passwd|passphrases?|passcodes?|secrets?)_|[a-z]_pwd_$")  # may be a number
+ABOUT = "type|mode|method|enabled|ur[li]|provider|backend|sock|host|port|policy|file|path|dir|name|required|scheme"
+COUNT = ("per|map|budget|capacity|limits?|usage|workers?|ids?|index|idx|counts?|counter|len|length|embeddings?|num"
+         "|size|pool|ratio|rate|throughput|latency|dispatch|dispatcher|level|wise|time|bucket|merge|penalty|pos"
+         "|position|logprobs?|probs?|healing|offset|step|group|timeout")
+SPECIAL = ("max|min|num|total|per|pad|padding|mask|eos|bos|sep|unk|cls|special|stop|image|audio|video|think|begin|end"
+           "|start|placeholder|prompt|draft|prefill|decode|cached|generated|output|input|first|next|last|skip|kv|each"
+           "|single|bonus|accepted|running")
+ENTRY = ("missing|unexpected|weight|state|dict|param|parameter|layer|cache|config|sort|primary|public|foreign|prefix"
+         "|hash|block|tensor|module|lookup|partition|group")
+OWNER = ("api|access|private|secret|session|signing|encryption|master|auth|ssh|hmac|account|admin|service|client"
+         "|storage|shared|refresh|bearer|hf|gh|hub|huggingface|github|gitlab|git|slack|bot|oauth|deploy|registry|npm"
+         "|pypi|login|csrf|xsrf|vault|user|license|subscription|security|jwt|id")
+PASS_OWNER = ("db|database|usr|smtp|ftp|mail|email|imap|my|mysql|pg|postgres|postgresql|redis|mongo|mongodb|root"
+              "|basic|proxy|ldap|https?|key|ssl|sudo|docker|kafka|rabbitmq|app|wifi|keystore|truststore|store|sql"
+              "|server|grafana")
 SECRET = re.compile(
-    r"credentials?|creds?|jwts?|authorization|p(?:s|ass)w(?:o?r)?d|webhooks?|otps?|(?!old).+pwd|.+apikeys?"
-    r"|(?:api|access|private|secret|session|signing|encryption|master|auth|ssh|hmac)keys?"
-    r"|(?:hf|gh|git\w*|npm|pypi|api|auth|access|refresh|id|bearer|session|csrf|xsrf|slack|bot|jwt|oauth|user|admin"
-    r"|client|login|security|service)tokens?")
-BEFORE_KEYS = _set(  # also before `tokens`: most other keys and tokens are entries and counts
-    "api access private secret session signing encryption master auth ssh hmac account admin service client storage "
-    "shared refresh bearer hf hub huggingface github gitlab git slack bot oauth deploy registry npm pypi login csrf "
-    "vault user license subscription")
-BEFORE_ENTRY = _set(  # before a last word `key`
-    "missing unexpected weight state dict param parameter layer cache config sort primary public foreign prefix hash "
-    "block tensor module lookup partition group")
-KINDS = _set(  # after `auth`, `cookie` and `token`
-    "type mode method enabled url uri provider backend sock host port policy file path dir name required scheme")
-AFTER_COUNT = KINDS | _set(  # after `token`
-    "per map budget capacity limit limits usage worker workers id ids index idx count counts counter len length "
-    "embedding embeddings num size pool ratio rate throughput latency dispatch dispatcher level wise time bucket merge "
-    "penalty pos position logprob logprobs prob probs healing offset step group timeout")
-BEFORE_COUNT = _set(  # before `token`
-    "max min num total per pad padding mask eos bos sep unk cls special stop image audio video think begin end start "
-    "placeholder prompt draft prefill decode cached generated output input first next last skip kv each single bonus "
-    "accepted running")
-BEFORE_PASS = _set(
-    "db database user usr smtp ftp mail email imap mysql pg postgres postgresql redis mongo mongodb admin root api "
-    "login basic proxy ldap ssh http https key ssl sudo auth registry docker git kafka rabbitmq app service account "
-    "wifi vault keystore truststore store sql server master storage my grafana")
+    "_(?:credentials?|creds?|jwts?|authorization|p(?:s|ass)w(?:o?r)?d|webhooks?|otps?|(?!old)[a-z]+pwd|[a-z]+apikeys?)_"
+    rf"|_(?:{OWNER})_?(?:keys?|tokens)_|_(?:{OWNER})tokens?_|_token_(?!(?:{ABOUT}|{COUNT})_)"
+    rf"|_(?:auth|bearer|cookies?|dsn)_(?!(?:{ABOUT})_)|_key_$|_pat_$|^_pass_$|_(?:{OWNER}|{PASS_OWNER})_pass_$")
+OTHER = re.compile(rf"_(?:{SPECIAL})_token_|_(?:{ENTRY})_key_$")
 
 
 def secret_name(name: str) -> bool:
@@ -106,26 +83,11 @@ def secret_name(name: str) -> bool:
 @functools.lru_cache(maxsize=8192)
 def _strength(name: str) -> int:
     """0: not secret; 1: secret, unless the value is a number; 2: secret, also when the value is a number."""
-    words = [word.lower() for word in WORD.findall(name)]
-    if any(map(PASSWORD.fullmatch, words)) or (words[-1:] == ["pwd"] and len(words) > 1):
+    words = "_".join(["", *(word.lower() for word in WORD.findall(name)), ""])
+    if PASSWORD.search(words):
         return 2
-    if words[-1:] == ["tokens"] and name.isupper() and not BEFORE_COUNT & set(words):
-        return 1
-    return int(any(map(_secret_word, ["", *words], words, [*words[1:], ""])))
-
-
-def _secret_word(before: str, word: str, after: str) -> bool:
-    if word in ("key", "keys"):
-        return before in BEFORE_KEYS or (word == "key" and not after and before not in BEFORE_ENTRY)
-    if word == "token":
-        return after not in AFTER_COUNT and before not in BEFORE_COUNT
-    if word == "tokens":
-        return before in BEFORE_KEYS
-    if word in ("auth", "bearer", "cookie", "cookies", "dsn"):
-        return after not in KINDS
-    if word in ("pass", "pat"):
-        return not after and (word == "pat" or not before or before in BEFORE_PASS)
-    return SECRET.fullmatch(word) is not None
+    lists = name.isupper() and words.endswith("_tokens_") and not re.search(rf"_(?:{SPECIAL})_", words)
+    return int(lists or SECRET.search(OTHER.sub("_", words)) is not None)
 
 
 class Redactor:
@@ -153,9 +115,8 @@ class Redactor:
             before = text
             if any(form in text for form in self._forms):
                 text = HIDDEN.join(self._known.sub(HIDDEN, part) for part in text.split(HIDDEN))
-            for marker, pattern in TOKENS.items():
-                if marker in text:
-                    text = pattern.sub(HIDDEN, text)
+            for pattern in TOKENS:
+                text = pattern.sub(HIDDEN, text)
             kept, at = [], 0
             for start, end in sorted((*_in_urls(text), *_named(text)), key=lambda span: (span[0], -span[1])):
                 if start >= at:

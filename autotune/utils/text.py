@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import re
 
-SPELLED = "\\"
-"""Instead of a control character: what Python writes for it, such as \\x1b."""
+SPELLED = "\\"  # `instead` of printable(): the escape that Python writes, such as \x1b
 REPLACED = "\N{REPLACEMENT CHARACTER}"
-KEPT = "\n\t"
-"""What a block of text keeps."""
+KEPT = "\n\t"  # `keep` of printable() for a block of text
 UNKNOWN = "-"
 
 
 def printable(text: str, keep: str = "", instead: str = "") -> str:
-    """`text` without characters that cannot be printed, but for those of `keep`; `instead` stands in for each."""
+    """`text` with `instead` (or, for SPELLED, an escape) for each unprintable character that is not in `keep`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else
