@@ -149,7 +149,7 @@ def deploy(settings: Settings, story: Story, record: TrialRecord, version: str |
     used = {part.name for word in [*words, *env.values()] for part in word if isinstance(part, Ref)}
     used -= set(secrets.names)
     on_gpus = settings.device != "cpu" and bool(story.provenance.get("gpu") or space.needs.get("gpus"))
-    measured_in = record.attrs.get("same_as", record.number)
+    measured_in = record.number if record.same_as is None else record.same_as
     entry = next((t for t in story.measured if measured_in in t.trials), None)
     return Deployment(
         study=story.study, trial=record.number, engine=engine.name, package=engine.package, version=version,
@@ -157,7 +157,7 @@ def deploy(settings: Settings, story: Story, record: TrialRecord, version: str |
         parameters=tuple(p for p in _parameters(settings, story.provenance.get("folder"))
                          if p.name in used or p.name == "WORKDIR"),
         gpus=command.gpus if on_gpus else 0,
-        health=engine.ready.path, startup_s=record.attrs.get("launch_s") or None, stop_s=engine.stop_s,
+        health=engine.ready.path, startup_s=record.launch_s or None, stop_s=engine.stop_s,
         config_file=engine.config_file, facts=_facts(settings, story, record, entry, version),
         warning=_warning(story, record, entry), origin=_origin(settings, story, record, entry, words, env))
 
@@ -251,16 +251,15 @@ class _Secrets:
 
 def _same_as_measured(record: TrialRecord, words: Sequence[Word], env: Mapping[str, Word]) -> None:
     """Raises UsageError when the measured command has another form than `words` and `env`."""
-    measured = record.attrs.get("server_argv")
-    if measured is None:
+    measured, before = record.launch.argv, record.launch.env
+    if not measured:
         return
-    differ = [plain(w) for w, m in zip(words, measured, strict=False) if not _fits(w, str(m))]
+    differ = [plain(w) for w, m in zip(words, measured, strict=False) if not _fits(w, m)]
     if len(words) != len(measured):
         differ.append(f"{len(words)} arguments instead of {len(measured)}")
-    before = record.attrs.get("server_env")
     if before is not None:
         differ += [name for name in (*before, *(n for n in env if n not in before))
-                   if name not in before or name not in env or not _fits(env[name], str(before[name]))]
+                   if name not in before or name not in env or not _fits(env[name], before[name])]
     if differ:
         raise UsageError(f"trial {record.number} was measured with another command than the engine file gives now "
                          f"({one_line(', '.join(differ[:4]))}): pass the overrides of the study, or measure again")
@@ -326,7 +325,7 @@ def _claim(story: Story, record: TrialRecord) -> str:
 
 def _warning(story: Story, record: TrialRecord, entry: Tested | None) -> str | None:
     if entry is None:
-        reasons = ", ".join(record.attrs.get("invalid_reasons") or ()) or "no valid measurement"
+        reasons = ", ".join(record.invalid_reasons) or "no valid measurement"
         return f"trial {record.number} has no valid measurement ({one_line(reasons)}): its figures prove nothing"
     broken = [f"{name} by {percent(entry.ratios[name] - 1)}" for name in entry.violated]
     return f"trial {record.number} breaks its limits: {', '.join(broken)}" if broken else None
