@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from autotune.records import Crash, UsageError, config_key
 from autotune.search.protocol import Measured, Observation
 from autotune.space.space import Space
+from autotune.storage.database import sqlite_url
 from autotune.storage.schema import CorruptStudy, study_attributes
 from autotune.storage.trial import TrialRecord, record_of
-from autotune.storage.urls import sqlite_url
 
 
 def past_observations(sources: Iterable[str], space: Space, objective: str) -> list[Observation]:
