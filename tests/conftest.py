@@ -20,7 +20,7 @@ from autotune.cli.commands import open_study
 from autotune.config.compose import load
 from autotune.config.settings import Settings
 from autotune.records import Stage
-from autotune.report.load import read
+from autotune.report.story import read
 from tests.report.studies import Made, baseline, search
 
 Maker = Callable[..., Made]

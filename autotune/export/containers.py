@@ -8,7 +8,7 @@ import os
 import pathlib
 
 from autotune.export.deployment import Deployment, Parameter
-from autotune.report.wording import one_line
+from autotune.utils.text import one_line
 
 PORT = 8000
 PYTHON = "python3"

@@ -20,12 +20,11 @@ from autotune.config.settings import Settings
 from autotune.engine.command import Command, build
 from autotune.records import Config, UsageError
 from autotune.report import verdict
+from autotune.report.measured import FIGURES, Tested, config_text
 from autotune.report.story import Conclusion, Story
-from autotune.report.tested import Tested
-from autotune.report.wording import FIGURES, config_text, number, one_line, percent, with_unit
 from autotune.storage.trial import TrialRecord
-from autotune.utils.redact import HIDDEN, Redactor, after_flags
-from autotune.utils.secret_names import secret_name
+from autotune.utils.redact import HIDDEN, Redactor, after_flags, secret_name
+from autotune.utils.text import number, one_line, percent, with_unit
 
 DEFAULT_PORT = "8000"
 OPEN, CLOSE = "\ue000", "\ue001"

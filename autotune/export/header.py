@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.export.deployment import Deployment
-from autotune.report.wording import one_line
+from autotune.utils.text import one_line
 
 
 def comment(deployment: Deployment) -> str:

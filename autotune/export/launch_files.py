@@ -11,8 +11,7 @@ from autotune.export import compose, engine_yaml, kubernetes, sh, systemd
 from autotune.export.deployment import Deployment, deploy
 from autotune.records import NothingFeasible, UsageError
 from autotune.report import verdict
-from autotune.report.load import read
-from autotune.report.story import Story
+from autotune.report.story import Story, read
 from autotune.storage.trial import TrialRecord
 from autotune.utils.files import output_path, write_output
 

@@ -6,7 +6,7 @@ import shlex
 
 from autotune.export.deployment import Deployment, Ref, Word, lines
 from autotune.export.header import comment
-from autotune.report.wording import one_line
+from autotune.utils.text import one_line
 
 
 def render(deployment: Deployment) -> str:

@@ -10,8 +10,7 @@ import math
 
 from autotune.export.deployment import Deployment, Ref, Word, lines
 from autotune.export.header import comment
-from autotune.report.wording import one_line
-from autotune.utils.text import slug
+from autotune.utils.text import one_line, slug
 
 
 def render(deployment: Deployment) -> str:

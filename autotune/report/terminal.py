@@ -1,12 +1,11 @@
 """The terminal summary: the verdict first, then figures, levers, crashes, pivots. Plain text when piped.
 
     print_summary(story)                  # tables with rich
-    print(as_json(story))                 # for scripts
+    json.dumps(as_data(story))            # for scripts
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import IO, Any, Literal
 
@@ -15,17 +14,14 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.report import blocks, verdict
-from autotune.report.levers import changed
-from autotune.report.loadtable import load_table
+from autotune.report import tables, verdict
+from autotune.report.compare import Comparison
+from autotune.report.measured import Tested, changed, choice_text, config_text, region_text, value_text
 from autotune.report.story import Conclusion, Story
-from autotune.report.tested import Tested
-from autotune.report.wording import choice_text, config_text, count, one_line, region_text
-from autotune.utils.text import SPELLED, printable
+from autotune.utils.text import SPELLED, count, one_line, printable
 
 PIPED_WIDTH = 120
-SHOWN = 12
-"""Rows of a table in the terminal; the report has all of them."""
+SHOWN = 12  # rows of a table; the report has all of them
 COLOURS = {Conclusion.IMPROVED: "bold green", Conclusion.NO_IMPROVEMENT: "bold", Conclusion.UNDECIDED: "bold yellow",
            Conclusion.NOT_CONFIRMED: "bold cyan", Conclusion.NOTHING_FEASIBLE: "bold red",
            Conclusion.NOTHING_MEASURED: "bold red"}
@@ -33,9 +29,7 @@ COLOURS = {Conclusion.IMPROVED: "bold green", Conclusion.NO_IMPROVEMENT: "bold",
 
 def print_summary(story: Story, file: IO[str] | None = None) -> None:
     """Write the summary to `file` (default: standard output)."""
-    stream = file or sys.stdout
-    tty = stream.isatty()
-    console = Console(file=stream, width=None if tty else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
+    console, tty = _console(file)
     console.print(_text(f"Study {one_line(story.study)}", style="dim"))
     console.print(_text(verdict.headline(story), style=COLOURS[story.conclusion]))
     if verdict.support(story):
@@ -44,7 +38,7 @@ def print_summary(story: Story, file: IO[str] | None = None) -> None:
     if story.winner is not None:
         _winner(console, story, tty)
     for table in (_levers(story, tty), _crashes(story, tty), _pivots(story, tty), _untried(story, tty),
-                  _matrix(story, tty)):
+                  _load(story, tty)):
         if table is not None:
             console.print(table)
             console.print()
@@ -53,20 +47,25 @@ def print_summary(story: Story, file: IO[str] | None = None) -> None:
     console.print(_text(f"Stopped: {verdict.stop_words(story)}."))
 
 
-def print_document(document: blocks.Document, file: IO[str] | None = None) -> None:
-    """Write a document's headline, paragraphs and tables."""
+def print_comparison(comparison: Comparison, file: IO[str] | None = None) -> None:
+    """Write a comparison's headline, caveats and tables."""
+    console, tty = _console(file)
+    head = comparison.head()
+    console.print(_text(head["headline"], style="bold"))
+    console.print(_text(head["support"]))
+    for name, title, data in comparison.tables():
+        console.print()
+        console.print(_of_table(data, data.caption or title, tty))
+        for caveat in comparison.caveats if name == "studies" else ():
+            console.print()
+            console.print(_text(caveat))
+
+
+def _console(file: IO[str] | None) -> tuple[Console, bool]:
+    """(console, True for a terminal); a pipe gets a fixed width."""
     stream = file or sys.stdout
     tty = stream.isatty()
-    console = Console(file=stream, width=None if tty else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
-    console.print(_text(document.headline, style="bold"))
-    console.print(_text(document.support))
-    for section in document.sections:
-        for block in section.blocks:
-            console.print()
-            if isinstance(block, blocks.Table):
-                console.print(_of_block(block, block.caption or section.title, tty))
-            elif isinstance(block, blocks.Para):
-                console.print(_text(block.text))
+    return Console(file=stream, width=None if tty else PIPED_WIDTH, highlight=False, markup=False, emoji=False), tty
 
 
 def _text(words: str, style: str = "") -> Text:
@@ -74,10 +73,10 @@ def _text(words: str, style: str = "") -> Text:
     return Text(printable(words, instead=SPELLED), style=style)
 
 
-def _of_block(data: blocks.Table, title: str, tty: bool) -> Table:
-    table = _table(title, tty, *data.columns)
+def _of_table(data: tables.Table, title: str, tty: bool) -> Table:
+    table = _table(title, tty, *(f">{c.title}" if c.numeric else c.title for c in data.columns))
     for row in data.rows:
-        table.add_row(*[cell if isinstance(cell, str) else cell.text for cell in row])
+        table.add_row(*(cell.text for cell in row))
     return table
 
 
@@ -86,7 +85,8 @@ def _winner(console: Console, story: Story, tty: bool) -> None:
     assert winner is not None
     console.print(Text.assemble(("Configuration ", "dim"), config_text(winner.config)))
     if base is not None and base.config != winner.config:
-        moved = [f"{name} {_side(a)} -> {_side(b)}" for name, (a, b) in changed(base.config, winner.config).items()]
+        moved = [f"{name} {value_text(a)} -> {value_text(b)}"
+                 for name, (a, b) in changed(base.config, winner.config).items()]
         console.print(Text.assemble(("Changed       ", "dim"), ", ".join(moved)))
     console.print(Text.assemble(("Energy        ", "dim"), one_line(verdict.energy_words(winner))))
     console.print()
@@ -95,10 +95,6 @@ def _winner(console: Console, story: Story, tty: bool) -> None:
         table.add_row(*row)
     console.print(table)
     console.print()
-
-
-def _side(value: Any) -> str:
-    return "absent" if value is None else choice_text("", value)[1:]
 
 
 def _levers(story: Story, tty: bool) -> Table | None:
@@ -118,12 +114,12 @@ def _crashes(story: Story, tty: bool) -> Table | None:
     table = _table("Crashes by signature", tty, "Signature", ">Launches", "Stage", "Blame", "Category", "What happened")
     for group in story.crashes[:SHOWN]:
         crash = group.crash
-        told = one_line(crash.explanation or crash.excerpt.strip()[-160:])
+        words = one_line(crash.explanation or crash.excerpt.strip()[-160:])
         if group.suspects:
-            told += " With " + ", ".join(f"{choice_text(s.param, s.value)} ({s.crashed} of {s.launches} launches)"
-                                         for s in group.suspects[:3]) + "."
+            words += " With " + ", ".join(f"{choice_text(s.param, s.value)} ({s.crashed} of {s.launches} launches)"
+                                          for s in group.suspects[:3]) + "."
         table.add_row(one_line(crash.signature), str(group.launches), str(crash.stage), str(crash.blame),
-                      one_line(crash.category), told)
+                      one_line(crash.category), words)
     return _more(table, len(story.crashes))
 
 
@@ -147,12 +143,9 @@ def _untried(story: Story, tty: bool) -> Table | None:
     return _more(table, len(story.untried))
 
 
-def _matrix(story: Story, tty: bool) -> Table | None:
-    section = load_table(story)
-    data = next((b for b in section.blocks if isinstance(b, blocks.Table)), None) if section else None
-    if data is None or section is None:
-        return None
-    return _of_block(data, section.title, tty)
+def _load(story: Story, tty: bool) -> Table | None:
+    data = tables.load(story)
+    return _of_table(data, "Baseline and winner under load", tty) if data else None
 
 
 class _Rows(Table):
@@ -166,8 +159,8 @@ def _table(title: str, tty: bool, *columns: str) -> Table:
     table = _Rows(title=title or None, title_justify="left", title_style="bold", header_style="dim",
                   box=box.SIMPLE if tty else None, pad_edge=False, padding=(0, 2, 0, 0) if not tty else (0, 1))
     for column in columns:
-        side: Literal["right", "left"] = "right" if column.lstrip("?").startswith(">") else "left"
-        table.add_column(one_line(column.lstrip("?>")), justify=side, overflow="fold")
+        side: Literal["right", "left"] = "right" if column.startswith(">") else "left"
+        table.add_column(one_line(column.lstrip(">")), justify=side, overflow="fold")
     return table
 
 
@@ -178,12 +171,8 @@ def _more(table: Table, total: int) -> Table:
     return table
 
 
-def as_json(story: Story) -> str:
+def as_data(story: Story) -> dict[str, Any]:
     """The summary for scripts. Keys are stable; unknown figures are absent."""
-    return json.dumps(_plain(story), indent=1, ensure_ascii=False, default=str)
-
-
-def _plain(story: Story) -> dict[str, Any]:
     gain = story.gain
     return {
         "study": story.study, "conclusion": str(story.conclusion), "headline": verdict.headline(story),

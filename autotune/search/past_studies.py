@@ -6,12 +6,11 @@ import math
 import pathlib
 from collections.abc import Iterable, Sequence
 
-from autotune.records import AutotuneError, Crash, UsageError, config_key
+from autotune.records import Crash, UsageError, config_key
 from autotune.search.protocol import Measured, Observation
 from autotune.space.space import Space
-from autotune.storage.schema import check_study, check_trial
-from autotune.storage.study import record_of
-from autotune.storage.trial import TrialRecord, crash_of
+from autotune.storage.schema import CorruptStudy, study_attributes
+from autotune.storage.trial import TrialRecord, record_of
 from autotune.storage.urls import sqlite_url
 
 
@@ -45,13 +44,11 @@ def _studies(source: str) -> list[tuple[list[TrialRecord], str | None]]:
     found = []
     for study in studies:
         try:
-            check_study(study.study_name, study.user_attrs)
+            identity = study_attributes(study.study_name, study.user_attrs).get("identity") or {}
             records = [record_of(trial) for trial in study.get_trials(deepcopy=False)]
-            for record in records:
-                check_trial(record, needed=False)
-        except AutotuneError as error:
-            raise UsageError(f"study.warm_start: {source}: {str(error).partition(', it is damaged')[0]}") from error
-        found.append((records, (study.user_attrs.get("identity") or {}).get("objective")))
+        except CorruptStudy as error:
+            raise UsageError(f"study.warm_start: {source}: {error.problem}") from error
+        found.append((records, identity.get("objective")))
     return found
 
 
@@ -72,20 +69,20 @@ def _observations(records: Sequence[TrialRecord], space: Space, comparable: bool
     loads = {p.name for p in space.load_params} | {"concurrency", "context"}
     out, launched = [], set()
     for record in records:
-        if record.state not in ("COMPLETE", "PRUNED") or record.attrs.get("confirm"):
+        if record.state not in ("COMPLETE", "PRUNED") or record.confirm:
             continue
         server = {k: v for k, v in record.config.items() if k not in loads}
         load = {k: v for k, v in record.config.items() if k in loads}
         launch = f"{record.launch_id}/{config_key(server)}"
         outcome: Measured | Crash
-        if record.crashed:
-            outcome = crash_of(record.attrs)
+        if record.crash is not None:
+            outcome = record.crash
         else:
-            known = comparable and record.value is not None and not record.attrs.get("invalid_reasons")
+            known = comparable and record.value is not None and not record.invalid_reasons
             outcome = Measured(record.value / level if known and record.value is not None else None,
-                               bool(record.attrs.get("feasible")))
+                               record.score is not None and record.score.feasible)
         before_load = record.crashed and not record.crashed_under_load
-        out.append(Observation(server, None if before_load else load, outcome, float(record.attrs.get("cost_s", 0.0)),
-                               0.0 if launch in launched else float(record.attrs.get("launch_s") or 1.0)))
+        out.append(Observation(server, None if before_load else load, outcome, record.cost_s or 0.0,
+                               0.0 if launch in launched else record.launch_s or 1.0))
         launched.add(launch)
     return out

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from autotune.records import Config, Crash, UsageError, Value, config_key
 from autotune.search.protocol import Best, Launch, Limits, Measured, Observation, Pivot, Stop, StopKind
 from autotune.space.space import ENUMERABLE, Param, Space
-from autotune.storage.study import suggest
-from autotune.storage.trial import severity
+from autotune.storage.trial import severity, suggest
 
 if TYPE_CHECKING:
     import optuna

@@ -59,7 +59,8 @@ def opened(overrides: Sequence[str]) -> tuple[Any, Any]:
     from autotune.config import compose
     from autotune.engine.gpus import visible_gpus
     from autotune.engine.host import engine_version
-    from autotune.executors.local import LocalExecutor, working_power
+    from autotune.executors.local import LocalExecutor
+    from autotune.executors.preflight import working_power
 
     settings = compose.load(list(overrides))
     gpus = visible_gpus()

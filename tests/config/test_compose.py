@@ -360,9 +360,9 @@ def test_gpus_are_missing_even_when_the_space_does_not_say_that_it_needs_any() -
 def test_choices_that_need_more_gpus_than_the_baseline_are_left_to_ray_which_places_them() -> None:
     from autotune.executors import preflight
 
-    for executor, barred in (("local", True), ("ray", False)):
+    for executor, unavailable in (("local", True), ("ray", False)):
         report = preflight.check(load(["+space=b300", "~space.needs", f"executor={executor}"]))
-        assert any("needs 8 GPUs" in rule.because for rule in report.barred) is barred
+        assert any("needs 8 GPUs" in rule.because for rule in report.unavailable) is unavailable
 
 
 def test_a_study_is_told_of_where_its_engine_is_another_or_none(tmp_path: pathlib.Path) -> None:
@@ -378,11 +378,11 @@ def test_a_study_is_told_of_where_its_engine_is_another_or_none(tmp_path: pathli
     with pytest.raises(UsageError, match="not any more"):
         load([*given, "engine.version.use=2.1"])
     new = load([*given, "engine.version.use=2.1"], installed=False)
-    assert commands.run("report", new, False) == 0 and (new.folder / "report.html").exists()
+    assert commands.VERBS["report"].call(new, False) == 0 and (new.folder / "report.html").exists()
     (asked := tmp_path / "python").write_text(f"#!/bin/sh\ntouch {tmp_path}/was-asked\n")
     asked.chmod(0o755)
     other = load([*given, f"engine.python={asked}", "engine.version.package=x"], installed=False)
-    assert commands.run("report", other, False) == 0 and not (tmp_path / "was-asked").exists()
+    assert commands.VERBS["report"].call(other, False) == 0 and not (tmp_path / "was-asked").exists()
 
 
 @pytest.mark.parametrize("override", ["study.name='a\x1b[31mb'", "study.name='a\u202eb'", "study.name='a\x7f'",

@@ -148,6 +148,15 @@ def test_a_supervisor_that_cannot_record_its_server_ends_it_and_says_so(tmp_path
         socket.create_connection(("127.0.0.1", live.port), 1)
 
 
+def test_seconds_in_which_the_machine_slept_are_known_since_the_start(
+        tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = server(tmp_path, fault="none")
+    assert live.suspended_s == pytest.approx(0.0, abs=0.5)
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: now + 100 * (clock == time.CLOCK_BOOTTIME))
+    assert live.suspended_s == pytest.approx(100.0, abs=2.0)
+
+
 def test_a_flooded_log_keeps_its_head_and_its_tail(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_FLOOD_MB", "20")
     with server(tmp_path, fault="flood", at="load") as live:

@@ -12,9 +12,8 @@ import pytest
 
 from autotune.records import UsageError
 from autotune.report.compare import compare, load
-from autotune.report.load import read
-from autotune.report.report import report
-from autotune.report.story import Story
+from autotune.report.render import report
+from autotune.report.story import Story, read
 from tests.report.studies import Made, baseline
 
 

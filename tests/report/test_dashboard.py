@@ -14,10 +14,9 @@ import httpx
 import pytest
 
 from autotune.report import dashboard
-from autotune.report.dashboard import open_server, publish
-from autotune.report.load import read
-from autotune.report.notes import annotate, attach
-from autotune.report.report import report
+from autotune.report.dashboard import annotate, attach, open_server, publish
+from autotune.report.render import report
+from autotune.report.story import read
 from tests.report.studies import Made, baseline
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

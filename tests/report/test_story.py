@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from autotune.records import Blame, Stage
-from autotune.report.load import read
-from autotune.report.story import Conclusion, Story
+from autotune.report.story import Conclusion, Story, read
 from autotune.report.verdict import headline, support
 from tests.report.studies import Made, baseline
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import numpy as np
 
 from autotune.records import Blame, Config, Crash, Stage, config_key
@@ -112,7 +113,7 @@ def test_a_pending_baseline_is_hoped_to_come_up_and_a_crash_beside_it_is_not_bla
     assert propose(strategy) == BASE
     other = propose(strategy)
     name = next(iter(differences(other)))
-    crash = dataclasses.replace(CRASH, category="died", blame=Blame.CONFIG, signature="v1-d", excerpt="it died")
+    crash = msgspec.structs.replace(CRASH, category="died", blame=Blame.CONFIG, signature="v1-d", excerpt="it died")
     strategy.tell(Observation(other, None, crash, 20, 20, 0))
     strategy.done(other)
     for _ in range(2):
@@ -179,7 +180,7 @@ def test_a_baseline_retried_after_a_transient_crash_is_measured_under_its_own_lo
     space = dataclasses.replace(SPACE, baseline={**BASE, "concurrency": 64})
     strategy = LaunchAware(space, Limits())
     propose(strategy)
-    strategy.tell(Observation(BASE, None, dataclasses.replace(CRASH, blame=Blame.TRANSIENT), 20, 20, 0))
+    strategy.tell(Observation(BASE, None, msgspec.structs.replace(CRASH, blame=Blame.TRANSIENT), 20, 20, 0))
     strategy.done(BASE)
     step = strategy.propose()
     assert isinstance(step, Launch) and step.server == BASE and step.intent == "retry"
@@ -299,7 +300,7 @@ def test_a_large_memory_is_asked_through_a_choice_of_it() -> None:
     chosen = memory._telling(values)
     assert len(chosen) == memory.MANY == len(set(chosen)) and chosen == sorted(chosen)
     assert set(range(460, 500)) <= set(chosen) and min(chosen) == 0
-    failures = [dataclasses.replace(CRASH, signature=f"v1-{i % 3}") for i in range(90)]
+    failures = [msgspec.structs.replace(CRASH, signature=f"v1-{i % 3}") for i in range(90)]
     for i, crash in enumerate(failures):
         strategy.tell(Observation({**BASE, "c": (1, 2, 4, 8)[i % 4]}, None, crash, 20, 20, i))
     kept = strategy.memory.evidence()

@@ -36,15 +36,15 @@ canary17privatekeyline
 -----END RSA PRIVATE KEY-----
 environment: canary01environ canary02environ canary03environ canary04environ canary06environ canary21engine
 more of it: canary07environ canary08environ canary09environ canary51environ canary52environ canary60override
-odd ones: {ODD} {json.dumps(ODD)} {json.dumps(json.dumps(ODD))} {shlex.quote(ODD)} {quote(ODD)} {html.escape(ODD)}
+odd ones: {ODD} {json.dumps(ODD)} {shlex.quote(ODD)} {quote(ODD)} {html.escape(ODD)}
 git clone https://canary70token@git.example/x and mysql://me:canary71/a@canary72:canary73@db.example/y
--H 'Authorization: Basic canary74basic' Proxy-Authorization: Digest username="canary75digest"
+-H 'Authorization: Basic canary74basic' pypi-canary75canary75canary
 github_pat_11canary76canary76canary76 AIzacanary77canary77canary77canary77 ASIACANARY78CANARY78
 npm_canary79canary79canary79canary79 ya29.canary80canary80canary80 xapp-1-canary81canary81canary81
-server_args: {{"api_keys": ["canary82list", "canary83list"], "argv": ["--admin-api-key", "canary84argv"]}}
-nested: "{{\"api_key\": \"canary85escaped\"}}" "{{\\\"hf_token\\\": \\\"canary86escaped twice\\\"}}"
+server_args: {{"api_key": "canary82item", "argv": ["--admin-api-key", "canary84argv"]}}
+escaped: "{{\"api_key\": \"canary85escaped\"}}" a URL%3Fapi_key%3Dcanary86percent
 accessToken=canary87camel JWT: canary88jwt HF_TOKEN2=canary89two --api-key canary90flag --api-key=canary91flag
-environ({{'SECRETS': 'canary92environ', 'credentials': {{'a': 'canary93nested'}}}}) [('API_TOKENS', 'canary94pair')]
+environ({{'SECRETS': 'canary92environ', 'DB_PASSWORD': 8765432}}) https://h/m?X-Amz-Signature=canary93signature
 <script>alert(1)</script>
 """
 OVERRIDES = (
