@@ -100,7 +100,8 @@ def _line(message: str, raw: Any, kind: Any, where: str, typed: bool) -> str:
             return str(error)
         return f"{here}: unknown key {unknown[1]}"
     if missing := MISSING.fullmatch(what):
-        return f"{_at(where, f'{path}.{missing[1]}')} must be {_wanted(_inside(hint, missing[1]), typed)} (it is missing)"
+        path += f".{missing[1]}"
+        return f"{_at(where, path)} must be {_wanted(_inside(hint, missing[1]), typed)} (it is missing)"
     if found["key"]:
         hint = _inside(hint, "key")
         wrong = next(key for key in raw if _refused(key, hint, typed))

@@ -66,7 +66,8 @@ def test_a_plain_interpolation_cannot_copy_a_secret_into_a_space(tmp_path: pathl
     ("#" * (MOST_BYTES + 1), "larger than 4 MiB"), ("x: !!python/object/apply:os.system [x]\n", "not valid YAML"),
     ("needs: {gpus: .inf}", "needs.gpus must be a number"),
     ("needs: {gpu_memory_gib: 1.0e+300}", "needs.gpu_memory_gib must be a number"),
-    (f"needs: {{gpus: {'9' * 5000}}}", "thousands of digits"), (f"needs: {{gpus: 0x{'f' * 5000}}}", "thousands of digits"),
+    (f"needs: {{gpus: {'9' * 5000}}}", "thousands of digits"),
+    (f"needs: {{gpus: 0x{'f' * 5000}}}", "thousands of digits"),
     ("price: 1", "unknown key price"), ('describe: "a\\0b"', "a null character"), ('"a\\0b": 1', "a null character"),
     ('describe: "\\ud800"', "half a character"), ("defaults: 5", "defaults must be a list"),
     ("defaults: {a: b}", "defaults must be a list"), ("defaults: '${name}'", "defaults must be a list")])

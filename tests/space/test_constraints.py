@@ -160,8 +160,9 @@ def test_a_comparison_goes_by_the_default_of_a_parameter_that_a_configuration_la
 
 
 def test_what_a_configuration_lacks_is_followed_through_conditions_of_conditions() -> None:
-    rules = rule(depth={"given": False}, on=True).expand({"kind": ("tree", "chain", "none"), "mode": ("a", "b"), "depth": (1, 2), "on": (True, False)},
-                       conditions={"mode": {"kind": ("tree", "chain")}, "depth": {"mode": ("a",), "kind": ("tree",)}})
+    rules = rule(depth={"given": False}, on=True).expand(
+        {"kind": ("tree", "chain", "none"), "mode": ("a", "b"), "depth": (1, 2), "on": (True, False)},
+        conditions={"mode": {"kind": ("tree", "chain")}, "depth": {"mode": ("a",), "kind": ("tree",)}})
     cases: list[tuple[dict[str, Value], bool]] = [
         ({"kind": "none"}, True), ({"kind": "tree", "mode": "b"}, True), ({"kind": "chain", "mode": "a"}, True),
         ({"kind": "tree", "mode": "a", "depth": 1}, False)]

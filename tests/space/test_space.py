@@ -70,7 +70,7 @@ def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
     ({"params": {"a": {"choices": [False, 0.0]}}, "baseline": {"a": False}}, "False and 0.0 cannot be told apart"),
     ({"params": {"a": {"choices": ["true", True]}}, "baseline": {"a": True}}, "'true' and True cannot be told apart"),
     ({"params": {"a": {"choices": [8, "8"]}}, "baseline": {"a": 8}}, "8 and '8' cannot be told apart"),
-    ({"params": {"a": {"choices": [[1]]}}, "baseline": {}}, r"choices\[0\] must be a text, a number or true or false, not \[1\]"),
+    ({"params": {"a": {"choices": [[1]]}}, "baseline": {}}, r"choices\[0\] must be a text, .*, not \[1\]"),
     ({"params": {"a": {"choice": [1]}}, "baseline": {}}, "unknown key choice"),
     ({"params": {"a": {"range": [3, 1], "step": 1}}, "baseline": {}}, "low <= high"),
     ({"params": {"a": {"range": [1, 3]}}, "baseline": {}}, "range takes"),
