@@ -69,7 +69,7 @@ class StudySettings:
 
     def __post_init__(self) -> None:
         if self.storage and backend(self.storage) == "sqlite" and sqlite_file(self.storage) is None:
-            raise UsageError("study.storage: a database in memory is lost at the end: write sqlite:///FILE")
+            raise UsageError("study.storage: a database in memory keeps nothing: write sqlite:///FILE")
         name = self.name
         if name is not None and (not name.strip() or not name.isprintable() or set(name) & set("/\\")
                                  or name.startswith(".") or len(os.fsencode(name)) > 100):
