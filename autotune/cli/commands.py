@@ -254,10 +254,10 @@ def make_tuner(settings: Settings, study: Study, executor: Executor, listener: P
 
 def make_strategy(settings: Settings) -> Strategy:
     """The strategy that the settings name. Raises UsageError for a past study that cannot be read or used."""
-    from autotune.search.past_studies import past_observations
     from autotune.search.protocol import Limits
     from autotune.search.samplers import OptunaStrategy
     from autotune.search.strategy import LaunchAware
+    from autotune.search.transfer import past_observations
 
     study = settings.study
     limits = Limits(launches=study.launches, hours=study.hours, gain=study.min_gain)

@@ -85,12 +85,12 @@ def test_what_is_measured_elsewhere_now_promises_less_here_under_that_load_part_
     strategy.tell(Observation(base, {"concurrency": 8}, Measured(1.0, relative_noise=0.01), 330, 300, 0))
     strategy._learn()
     row = strategy.grid.server_row(base)[None]
-    before = strategy._look(row, strategy._expecting(), set()).gains[0]
+    before = strategy._forecast(row, strategy._expecting(), set()).gains[0]
     strategy.pending({**base, "b": True}, {"concurrency": 128})
-    left = strategy._look(row, strategy._expecting(), set()).gains[0] / np.where(before > 0, before, 1.0)
+    left = strategy._forecast(row, strategy._expecting(), set()).gains[0] / np.where(before > 0, before, 1.0)
     assert int(np.argmax(before)) == 4 and left[4] < 0.8 and left[4] < left[0]
     strategy.done({**base, "b": True})
-    assert (strategy._look(row, strategy._expecting(), set()).gains[0] == before).all()
+    assert (strategy._forecast(row, strategy._expecting(), set()).gains[0] == before).all()
 
 
 def test_what_pending_launches_are_expected_to_reach_is_no_gain_of_others() -> None:
@@ -297,7 +297,7 @@ def test_a_large_memory_is_asked_through_a_choice_of_it() -> None:
 
     strategy = LaunchAware(SPACE, Limits())
     values = np.arange(500.0)
-    chosen = memory._telling(values)
+    chosen = memory._informative(values)
     assert len(chosen) == memory.MANY == len(set(chosen)) and chosen == sorted(chosen)
     assert set(range(460, 500)) <= set(chosen) and min(chosen) == 0
     failures = [msgspec.structs.replace(CRASH, signature=f"v1-{i % 3}") for i in range(90)]
@@ -308,10 +308,10 @@ def test_a_large_memory_is_asked_through_a_choice_of_it() -> None:
 
 
 def test_facts_of_a_memory_are_those_of_its_servers() -> None:
-    from autotune.search.observations import Memory
+    from autotune.search.observations import Observations
 
     strategy = LaunchAware(SPACE, Limits())
-    memory: Memory = strategy.memory
+    memory: Observations = strategy.memory
     rows = memory.grid.servers(np.random.default_rng(0))
     assert memory.passed().shape == memory.crashed().shape == (0, 3) and memory.served().shape == (0, 4)
     for i, row in enumerate(np.concatenate([rows, rows[::-1]] * 2)):  # more than the first room for rows, and repeats

@@ -9,9 +9,9 @@ import pathlib
 import pytest
 
 from autotune.records import Blame, Crash, Energy, Measurement, Score, Stage, UsageError
-from autotune.search.past_studies import past_observations
 from autotune.search.protocol import Launch, Limits, Measured, Observation
 from autotune.search.strategy import LaunchAware
+from autotune.search.transfer import past_observations
 from autotune.space.space import Space
 from autotune.storage.study import Study
 from autotune.storage.urls import sqlite_url
@@ -108,7 +108,7 @@ def test_a_stored_study_is_read_with_its_crashes_and_relative_values(tmp_path: p
 
 
 def test_a_warm_start_that_is_not_there_is_said_in_a_line(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UsageError, match="study.warm_start: there is no study in"):
+    with pytest.raises(UsageError, match="study.warm_start: no study in"):
         past_observations([str(tmp_path / "nowhere")], table([]).space, "tokens_per_joule")
     broken = tmp_path / "study.db"
     broken.write_text("no database")

@@ -29,8 +29,8 @@ from autotune.records import (
     to_json,
 )
 from autotune.report.story import read
-from autotune.search.past_studies import past_observations
 from autotune.search.protocol import Measured
+from autotune.search.transfer import past_observations
 from autotune.storage.study import Study
 from autotune.storage.trial import LaunchFacts, Result
 from tests.storage.test_study import CRASH, SPACE
