@@ -25,7 +25,7 @@ from autotune.power.meter import PowerSettings
 from autotune.records import UsageError
 from autotune.space.constraints import Rule
 from autotune.space.space import Space
-from autotune.storage.urls import backend, passwords, sqlite_file
+from autotune.storage.database import backend, passwords, sqlite_file
 from autotune.utils.redact import Redactor
 from autotune.utils.validation import AtLeastOne, Count, NotNegative, Positive
 
