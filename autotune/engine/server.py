@@ -25,8 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from autotune.engine.command import Command
-from autotune.engine.regexes import found
-from autotune.engine.spec import EngineSpec
+from autotune.engine.spec import EngineSpec, found
 from autotune.engine.stages import StageReader
 from autotune.engine.supervisor import FAILED
 from autotune.records import AutotuneError, Stage, UsageError
@@ -188,7 +187,7 @@ class Server:
                 return self.failure("exited", f"the server process ended with status {self.exit_status}")
             stage = self.stages.update()
             progress(stage, self.after_s)
-            marked = marked or ready.log is None or ready.log.pattern in self.stages.seen or self._mark_seen()
+            marked = marked or ready.log is None or ready.log in self.stages.seen or self._mark_seen()
             if time.monotonic() >= next_ask and (marked or stage is Stage.WARMUP):
                 healthy, detail = self._healthy(ready.path)
                 next_ask = time.monotonic() + self.settings.ready_poll_s

@@ -67,13 +67,13 @@ def test_the_file_beside_one_that_is_replaced_is_no_way_out_either(link: pathlib
 
 
 def test_a_link_or_a_pipe_where_a_lock_belongs_is_one_line_and_no_hang(link: pathlib.Path) -> None:
-    os.mkfifo(link.with_name("db.turn"))
-    link.with_name("other.turn").symlink_to(link.with_name("made by nobody"))
+    os.mkfifo(link.with_name("db.lock"))
+    link.with_name("other.lock").symlink_to(link.with_name("made by nobody"))
     for name, why in (("db", "no plain file: remove it"), ("other", "a link: remove it")):
-        with pytest.raises(AutotuneError, match=why), StudyLock(f"sqlite:///{link.with_name(name)}", "t").turn():
+        with pytest.raises(AutotuneError, match=why), StudyLock(f"sqlite:///{link.with_name(name)}", "t").held():
             pass
     with pytest.raises(OSError, match="no plain file"):
-        append_line(link.with_name("db.turn"), "{}")
+        append_line(link.with_name("db.lock"), "{}")
     assert not link.with_name("made by nobody").exists()
 
 
