@@ -1,4 +1,4 @@
-"""What the verb check prints: where a study would live, one configuration's command, and what keeps it from running."""
+"""The text of the verb check: where a study is kept, one configuration's command, and everything against running it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BASELINE = "baseline"
 
 
 def version_unknown(settings: Settings) -> str:
-    """Why the engine's version is not known, for people."""
+    """The reason for an unknown version of the engine, for people."""
     if installed(settings.engine).asked:
         return "(version unknown)"
     return (f"(version not asked: the engine file names its own interpreter, {settings.engine.python}, which runs only "
@@ -26,7 +26,7 @@ def version_unknown(settings: Settings) -> str:
 
 
 def where(settings: Settings, side_by_side: int) -> list[str]:
-    """Two lines on where the study is kept and where its launches are made."""
+    """Two lines: where the study is kept, and where its launches are made."""
     url = settings.study.storage or sqlite_url(settings.folder)
     file = sqlite_file(url) if backend(url) == "sqlite" else None
     begun = "" if file is None else " (there already: tune resumes it)" if file.exists() else " (not begun yet)"
@@ -42,10 +42,7 @@ def where(settings: Settings, side_by_side: int) -> list[str]:
 
 def shown(report: Preflight, settings: Settings, side_by_side: int = 1, label: str = BASELINE,
           config: Config | None = None) -> str:
-    """The report as plain text, without secrets: where, command, host problems, then every choice.
-
-    It is about `config`, which goes by `label`; None: the baseline.
-    """
+    """The report on `config` (None: the baseline) as plain text, without secrets. `label` names it."""
     called = f"the {label}" if label in (BASELINE, "best") else label
     redactor = Redactor([*Redactor.from_command(report.command.argv, report.command.env).values,
                          *settings.redactor.values])

@@ -59,14 +59,14 @@ class Verb:
         attrs = study.attrs()
         settings = settings.ruled(attrs.get("identity", {}).get("engine_version"))
         return self.run(settings.without([Rule({k: tuple(v) for k, v in rule["when"].items()}, rule["because"])
-                                          for rule in attrs.get("barred") or ()]), study)
+                                          for rule in attrs.get("unavailable") or ()]), study)
 
 
 def tune(settings: Settings) -> int:
     """Run or resume the study, then report and export."""
     from autotune.executors.parallel import ParallelExecutor
-    from autotune.export.launch_files import export
-    from autotune.report.render import report as print_report
+    from autotune.export import launch_files
+    from autotune.report import render
     from autotune.search.protocol import StopKind
     from autotune.search.strategy import LaunchAware
     from autotune.tuning import bug_reports, interference
@@ -78,7 +78,7 @@ def tune(settings: Settings) -> int:
         study = open_study(settings, host=host)
         study.lead()
         held.enter_context(study.fail_running_on_exit())
-        study.set_attr("barred", [{"when": {k: list(v) for k, v in rule.when.items()},
+        study.set_attr("unavailable", [{"when": {k: list(v) for k, v in rule.when.items()},
                                    "because": settings.redactor.text(rule.because)} for rule in host.unavailable])
         study.set_attr("provenance", provenance(settings, host.version, host.gpus))
         study.set_attr("strategy", settings.study.strategy)
@@ -96,14 +96,14 @@ def tune(settings: Settings) -> int:
         bug_reports.isolate(tuner, settings.study.isolate)
         if settings.study.confirm.finalists and (decision := confirm(tuner, settings.study.confirm)) is not None:
             listener.note(f"confirmation: {decision.state.replace('_', ' ')}: {decision.reason}")
-    print_report(dataclasses.replace(settings, out=None), study)  # out= names the launch file
+    render.report(dataclasses.replace(settings, out=None), study)  # out= names the launch file
     made_by = versions(study.attrs()["provenance"])
     for path in bug_reports.write(settings.folder, settings.space, study.records(), made_by):
         print(f"bug report: {path}")
     if stop.kind is StopKind.HOST:
         raise HostCannotRun(stop.reason)
     try:
-        print(f"launch script: {export(settings, study)}")
+        print(f"launch script: {launch_files.export(settings, study)}")
     except NothingFeasible as nothing:
         print(f"autotune: {nothing}", file=sys.stderr)
         return nothing.exit_code
@@ -129,7 +129,7 @@ def worker(settings: Settings) -> int:
                 listener.note(f"{others} other worker{'s' if others > 1 else ''} on this host's CPU cores: their "
                               "measurements and ours disturb each other")
             stop = make_tuner(settings, study, executor, listener).run()
-    own = [record for record in study.records() if record.attrs.get("owner") == study.owner]
+    own = [record for record in study.records() if record.start.owner == study.owner]
     print(f"this worker made {len(own)} of {len(study.records())} trials and stopped: {stop.reason}\n"
           f"{command_line(settings, 'tune')} confirms and reports")
     if stop.kind is StopKind.HOST:
@@ -203,22 +203,22 @@ def classify(files: Sequence[str]) -> int:
 
 
 def report(settings: Settings, study: Study) -> int:
-    from autotune.report.render import report
+    from autotune.report import render
 
-    return report(settings, study)
+    return render.report(settings, study)
 
 
 def export(settings: Settings, study: Study) -> int:
-    from autotune.export.launch_files import export
+    from autotune.export import launch_files
 
-    print(export(settings, study))
+    print(launch_files.export(settings, study))
     return 0
 
 
 def dashboard(settings: Settings, study: Study) -> int:
-    from autotune.report.dashboard import dashboard
+    from autotune.report import dashboard
 
-    return dashboard(settings, study)
+    return dashboard.dashboard(settings, study)
 
 
 def progress(settings: Settings, study: Study, host: preflight.Preflight) -> Progress:
@@ -237,7 +237,8 @@ def progress(settings: Settings, study: Study, host: preflight.Preflight) -> Pro
 
 def make_tuner(settings: Settings, study: Study, executor: Executor, listener: Progress) -> Tuner:
     """The loop of these settings."""
-    from autotune.measure.evaluate import judge_for
+    from autotune.cli.progress import Annotator
+    from autotune.measure.objective import evaluator
     from autotune.tuning.loop import Tuner
     from autotune.tuning.worker import share_references
 
@@ -247,16 +248,16 @@ def make_tuner(settings: Settings, study: Study, executor: Executor, listener: P
     share_references(study, gate.file)
     gate.references()  # refuses those of other settings before anything is launched
     return Tuner(study, make_strategy(settings), executor, settings.folder,
-                 judge_for(settings.objective, settings.limits), listener, Annotator(settings.folder),
+                 evaluator(settings.objective, settings.limits), listener, Annotator(settings.folder),
                  settings.study.trials, exchange=lambda: share_references(study, gate.file))
 
 
 def make_strategy(settings: Settings) -> Strategy:
     """The strategy that the settings name. Raises UsageError for a past study that cannot be read or used."""
-    from autotune.search.past_studies import past_observations
     from autotune.search.protocol import Limits
     from autotune.search.samplers import OptunaStrategy
     from autotune.search.strategy import LaunchAware
+    from autotune.search.transfer import past_observations
 
     study = settings.study
     limits = Limits(launches=study.launches, hours=study.hours, gain=study.min_gain)
@@ -266,24 +267,6 @@ def make_strategy(settings: Settings) -> Strategy:
         return OptunaStrategy(settings.space, study.strategy, limits, study.seed)
     past = past_observations(study.warm_start, settings.space, settings.objective.name)
     return LaunchAware(settings.space, limits, study.seed, past)
-
-
-@dataclasses.dataclass(frozen=True)
-class Annotator:
-    """Documents trials for optuna-dashboard."""
-
-    folder: pathlib.Path
-
-    def attach(self, trial: Any, launch: pathlib.Path) -> None:
-        from autotune.report.dashboard import attach
-
-        attach(trial, self.folder / "artifacts",
-               [launch / "server.log", launch / f"power-{trial.number}.csv", launch / f"requests-{trial.number}.jsonl"])
-
-    def annotate(self, study: Any, record: Any) -> None:
-        from autotune.report.dashboard import annotate
-
-        annotate(study, record)
 
 
 def open_study(settings: Settings, create: bool = True, host: preflight.Preflight | None = None) -> Study:

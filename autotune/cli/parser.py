@@ -31,21 +31,18 @@ class Line:
     overrides: tuple[str, ...]
     files: tuple[str, ...]
     spaces: tuple[str, ...]
-    verbose: bool = False
-    help: bool = False
-    version: bool = False
-    show_config: bool = False
+    options: frozenset[str]  # of verbose, help, version, show_config
 
 
 def parse(argv: Sequence[str]) -> Line:
     """Take a command line apart. Raises UsageError for words that are neither verb, override nor option."""
     rest = list(argv)
     verb = rest.pop(0) if rest and rest[0] in VERBS else "tune"
-    overrides, files, spaces, flags = [], [], [], set()
+    overrides, files, spaces, options = [], [], [], set()
     while rest:
         item = rest.pop(0)
         if item in OPTIONS:
-            flags.add(OPTIONS[item])
+            options.add(OPTIONS[item])
         elif item == "--spaces" and rest:
             spaces.append(rest.pop(0))
         elif item.startswith("--spaces="):
@@ -60,32 +57,32 @@ def parse(argv: Sequence[str]) -> Line:
             raise UsageError(f"the verb comes first: python -m autotune {item} ...")
         else:
             raise UsageError(f"{item!r} is neither a verb ({', '.join(VERBS)}) nor an override key=value")
-    return Line(verb, tuple(overrides), tuple(files), tuple(spaces), **dict.fromkeys(flags, True))
+    return Line(verb, tuple(overrides), tuple(files), tuple(spaces), frozenset(options))
 
 
 def run(line: Line) -> int:
     """Run a command line; returns the exit code."""
-    if line.version:
+    if "version" in line.options:
         import autotune
 
         print(f"autotune {autotune.__version__}")
         return 0
-    if line.help:
+    if "help" in line.options:
         print(help_text(line.spaces))
         return 0
-    verb = VERBS[line.verb]
+    verb, show_config = VERBS[line.verb], "show_config" in line.options
     if not verb.space:
-        if line.spaces or line.show_config:
+        if line.spaces or show_config:
             raise UsageError(f"{line.verb} reads logs and needs no space: leave --spaces and --cfg out")
         return verb.run(line.files)
     from autotune.config import compose
     from autotune.config.settings import refuse_unused
 
-    if not line.show_config:
+    if not show_config:
         refuse_unused(line.verb, line.overrides)
-    starts = verb.starts and not line.show_config
+    starts = verb.starts and not show_config
     settings = compose.load(line.overrides, line.spaces, installed=not verb.study and not starts)
-    if line.show_config:
+    if show_config:
         from omegaconf import OmegaConf
 
         print(OmegaConf.to_yaml(OmegaConf.create(settings.redactor.mapping(settings.composed))), end="")
@@ -95,7 +92,7 @@ def run(line: Line) -> int:
             print(for_people(f"autotune: the file of engine {settings.engine.name} names its own interpreter, which is "
                              f"asked for its version and then started: {settings.engine.python}"), file=sys.stderr)
         settings = settings.asking()
-    return verb.call(settings, line.verbose)
+    return verb.call(settings, "verbose" in line.options)
 
 
 def help_text(extra: Sequence[str]) -> str:

@@ -33,10 +33,7 @@ class HostLost(AutotuneError):
 
 
 class LaunchCancelled(AutotuneError):
-    """The launch ended because `Executor.cancel` was called."""
-
-    def __init__(self, reason: str = "another launch of this tuner failed or was interrupted") -> None:
-        super().__init__(reason)
+    """The launch ended because `Executor.cancel` was called: another one failed or was interrupted."""
 
 
 def resolved_key(resolved: Mapping[str, Any], env: Mapping[str, str]) -> str | None:
@@ -81,16 +78,14 @@ class RunningServer(abc.ABC):
 
 
 class Executor(abc.ABC):
-    """One or several hosts that launches run on. `settings` are those of the study, adapted to the host by `preflight`;
-    `report` is its result."""
+    """Hosts that launches run on. `preflight` adapts the study's `settings` to them and leaves its `report`."""
 
     settings: Settings
     report: Preflight
     capacity: int = 1  # most launches side by side
 
     def preflight(self) -> Preflight:
-        """Check that the baseline can run, and adapt `settings` to the host: choices that cannot run here are
-        forbidden, the objective needs no energy where no meter works.
+        """Check that the baseline can run; forbid choices that cannot, and an objective with energy without a meter.
 
         Raises HostCannotRun with everything that is missing.
         """

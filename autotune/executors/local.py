@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from autotune.config.settings import Settings
 from autotune.crash.classify import classify
 from autotune.crash.host_evidence import HostSnapshot
@@ -28,15 +30,15 @@ from autotune.executors.base import Executor, LaunchCancelled, Progress, Running
 from autotune.loadgen.client import ClientDied
 from autotune.loadgen.spec import Target
 from autotune.measure.correctness import sentence
-from autotune.measure.evaluate import doubts
 from autotune.measure.limits import Limits
+from autotune.measure.objective import invalid_reasons
 from autotune.measure.workload import target_of
 from autotune.power.meter import Powered, PowerSettings
 from autotune.power.registry import open_meter
 from autotune.records import AutotuneError, Config, Crash, Measurement, Stage, canonical, config_key, digest
 from autotune.utils.http import LATE
 
-TRIES = 3  # of a launch whose port was taken, and of a launch or measurement during which the machine was suspended
+TRIES = 3  # of a launch whose port was taken or during which the machine was suspended
 SUSPENDED_S = 1.0  # a shorter suspension spoils neither a window nor a start
 GPU_SLACK_MIB = 512.0
 GPU_POLL_S = 0.5
@@ -76,43 +78,34 @@ class LocalServer(RunningServer):
         return self.crash is None and self.server.alive
 
     def measure(self, load: Config, label: int | str) -> Measurement | Crash:
-        """See RunningServer. A window that must not be compared (unsteady, disturbed) is measured once more on the warm
-        server, and so is one whose load client died or during which the machine was suspended."""
+        """See RunningServer. Measured once more on the warm server: a window that must not be compared (unsteady,
+        disturbed), one whose load client died, and an outcome during which the machine was suspended."""
         if self.slot is not None:
             self.slot.begin()
-        outcome = self._unsuspended(load, label)
-        reasons = doubts(self.executor.settings.objective, outcome) if isinstance(outcome, Measurement) else ()
-        if reasons and self.server.alive:
-            LOG.info("measuring again: %s", ", ".join(reasons), extra={"load": dict(load)})
-            self.progress(f"again: the window was {', '.join(reasons)}", self.server.after_s)
-            outcome = self._unsuspended(load, label)
+        for last in (False, True):
+            before_s = suspended_s()
+            try:
+                outcome = self._measure(load, label)
+            except ClientDied as error:
+                if last:
+                    raise
+                again = str(error)
+            else:
+                slept = suspended_s() - before_s > SUSPENDED_S
+                if slept and isinstance(outcome, Measurement):
+                    outcome = msgspec.structs.replace(outcome, reasons=(*outcome.reasons, "suspended"))
+                reasons = invalid_reasons(self.executor.settings.objective, outcome) \
+                    if isinstance(outcome, Measurement) else ("suspended",) * slept
+                if last or not reasons or not self.server.alive:
+                    break
+                again = f"the window was {', '.join(reasons)}"
+            LOG.warning("measuring again: %s", again, extra={"load": dict(load)})
+            self.progress(f"again: {again}", self.server.after_s)
         if self.slot is not None:
             self.neighbours = self.slot.neighbours
         if self.executor.cancelled.is_set():
             raise LaunchCancelled
         return outcome
-
-    def _unsuspended(self, load: Config, label: int | str) -> Measurement | Crash:
-        for _ in range(TRIES):
-            before_s = suspended_s()
-            try:
-                outcome = self._measure(load, label)
-            except ClientDied as error:
-                LOG.warning("measuring again: %s", error, extra={"load": dict(load)})
-                self.progress(f"again: {error}", self.server.after_s)
-                outcome = self._measure(load, label)
-            if not self._was_suspended(before_s, "measurement") or not self.server.alive:
-                return outcome
-        return dataclasses.replace(outcome, reasons=(*outcome.reasons, "suspended")) \
-            if isinstance(outcome, Measurement) else outcome
-
-    def _was_suspended(self, before_s: float, during: str) -> bool:
-        """True when the machine was suspended since `before_s`: the result says nothing about the server."""
-        lost_s = suspended_s() - before_s
-        if lost_s > SUSPENDED_S:
-            LOG.warning("the machine was suspended for %.0f s during the %s", lost_s, during)
-            self.progress(f"again: the machine was suspended for {lost_s:.0f} s", self.server.after_s)
-        return lost_s > SUSPENDED_S
 
     def _measure(self, load: Config, label: int | str) -> Measurement | Crash:
         from autotune.measure.window import measure
@@ -128,7 +121,7 @@ class LocalServer(RunningServer):
                             progress=lambda text: self.progress(text, server.after_s),
                             record=self.folder / f"requests-{label}.jsonl", hide=server.redactor.text)
         if isinstance(found, Measurement):
-            return dataclasses.replace(found, output_agreement=self.agreement)
+            return msgspec.structs.replace(found, output_agreement=self.agreement)
         if why := server.supervisor_failure:
             raise SupervisorFailed(f"{why}; the study is kept and can be resumed")
         if found.host_fault:
@@ -142,11 +135,7 @@ class LocalServer(RunningServer):
         settings = self.executor.settings
         is_baseline = config_key(self.config) == config_key(settings.space.split(settings.space.baseline)[0])
         self.progress("agreement", self.server.after_s)
-        for _ in range(TRIES):
-            before_s = suspended_s()
-            verdict, problem = self.executor.gate.check(self._target(), is_baseline, self.server.redactor.text)
-            if not problem or not self._was_suspended(before_s, "agreement"):
-                break
+        verdict, problem = self.executor.gate.check(self._target(), is_baseline, self.server.redactor.text)
         if verdict is not None:
             self.agreement = verdict.agreement
             problem = sentence(verdict) if verdict.wrong else ""
@@ -206,12 +195,12 @@ class LocalExecutor(Executor):
             with server:
                 failure = server.wait_ready(lambda stage, after_s: watched(str(stage), after_s))
                 crash = None if failure is None else explain(server, failure, host)
-                again = "" if crash is None or attempt + 1 == TRIES else _innocent(server, crash)
+                running = LocalServer(self, server, config, crash, watched, host)
+                again = _innocent(server, running.crash) if running.crash and attempt + 1 < TRIES else ""
                 if again:
                     LOG.warning("launch %s: %s; starting it again", folder.name, again)
                     watched(f"again: {again}", server.after_s)
                     continue
-                running = LocalServer(self, server, config, crash, watched, host)
                 LOG.info("launch %s: %s after %.1f s", folder.name,
                          running.crash.category if running.crash else "ready", server.after_s)
                 yield running

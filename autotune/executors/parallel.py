@@ -19,7 +19,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 from autotune.engine.command import build
@@ -50,8 +49,7 @@ class LaunchPool:
     def __enter__(self) -> LaunchPool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._threads is not None:
             if error is not None:
                 self.executor.cancel()
@@ -135,9 +133,9 @@ class ParallelExecutor(Executor):
     @contextlib.contextmanager
     def launch(self, config: Config, folder: pathlib.Path, progress: Progress) -> Iterator[LocalServer]:
         """See Executor. Waits for free units first."""
+        slot = self._wait(self.units(config), progress)
         try:
-            with self._slot(self.units(config), progress) as slot, pinned(self.layout.cpus(slot.units)), \
-                    self._host(slot).launch(config, folder, progress) as server:
+            with pinned(self.layout.cpus(slot.units)), self._host(slot).launch(config, folder, progress) as server:
                 server.slot, server.neighbours = slot, slot.neighbours
                 if server.crash is not None:
                     self._leave_start()
@@ -145,6 +143,8 @@ class ParallelExecutor(Executor):
         except BaseException:
             self._leave_start()
             raise
+        finally:
+            self._free_slot(slot)
 
     def cancel(self) -> None:
         self.host.cancel()
@@ -161,18 +161,14 @@ class ParallelExecutor(Executor):
         finally:
             self._start = None
 
-    @contextlib.contextmanager
-    def _slot(self, count: int, progress: Progress) -> Iterator[Slot]:
-        slot = self._wait(count, progress)
-        try:
-            yield slot
-        finally:
-            with self._changed:
-                self._taken.remove(slot)
-                self._free |= set(slot.units)
-                self._changed.notify_all()
+    def _free_slot(self, slot: Slot) -> None:
+        with self._changed:
+            self._taken.remove(slot)
+            self._free |= set(slot.units)
+            self._changed.notify_all()
 
     def _wait(self, count: int, progress: Progress) -> Slot:
+        """Take a slot of `count` units once they are free."""
         ticket = object()
         with self._changed:
             self._waiting.append(ticket)
@@ -217,8 +213,8 @@ class ParallelExecutor(Executor):
                 return found
 
         units = [self.layout.units[i] for i in slot.units]
-        if units[0].gpu is None:
-            return dataclasses.replace(self.host, port=port)
         gpus = Gpus(tuple(unit.gpu for unit in units if unit.gpu is not None), self.host.gpus.driver)
+        if not gpus.gpus:
+            return dataclasses.replace(self.host, port=port)
         env = {"CUDA_VISIBLE_DEVICES": ",".join(str(unit.index) for unit in units), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         return dataclasses.replace(self.host, gpus=gpus, port=port, env=env)

@@ -66,11 +66,11 @@ def check(settings: Settings, config: Config | None = None) -> Preflight:
     Raises UsageError when space and engine file contradict each other.
     """
     space, engine = settings.space, settings.engine
-    version = engine_version(engine)
-    gpus = visible_gpus()
+    version, gpus = engine_version(engine), visible_gpus()
     server = space.split(space.baseline if config is None else config)[0]
     command = build(engine, space, server, port="PORT", device=settings.device, version=version)
-    refuse_unknown_placeholders(settings, server, version)
+    choices = [Choice(param.name, value, tuple(choice_problems(settings, server, param.name, value, gpus, version)))
+               for param in space.server_params for value in param.choices]
     problems = host_problems(settings, gpus, version)
     power, refused = settings.power, dict[str, str]()
     try:
@@ -78,13 +78,15 @@ def check(settings: Settings, config: Config | None = None) -> Preflight:
     except MeterUnavailable as error:
         problems.append(f"power={settings.power.source}: {error}")
     problems += missing_files(settings, [*command.argv, *command.env.values()])
-    problems += server_lacks(settings, server, version)
+    values = placeholders(settings, server)
+    actions = [action for action in engine.args if matches(action.versions, version)]
+    actions += [action for _, action in chosen(engine, space, server, values, version)]
+    problems += [f"{problem}: engine {engine.name} is for a build that does (install that, or choose the engine file "
+                 "of yours)" for problem in lacks(engine, [w for action in actions for w in needed(action, values)])]
     if config is not None and (reason := space.forbidden(config)) is not None:
         problems.append(f"it is never launched: {reason}")
     if len(gpus.gpus) >= int(space.needs.get("gpus", 0)):
         problems += gpu_problem(command.gpus, gpus, settings)
-    choices = [Choice(param.name, value, tuple(choice_problems(settings, param.name, value, gpus, version)))
-               for param in space.server_params for value in param.choices]
     unavailable = tuple(Rule({c.param: (c.value,)}, "; ".join(c.problems)) for c in choices
                         if c.problems and space.forbidden({c.param: c.value}) is None)
     return Preflight(command, version, gpus, tuple(problems), tuple(choices), unavailable, power, refused)
@@ -114,21 +116,6 @@ def check_disk(settings: Settings, folder: pathlib.Path, launches: int = 1) -> N
             "much)")
 
 
-def refuse_unknown_placeholders(settings: Settings, server: Config, version: str | None) -> None:
-    """Raises UsageError for a choice whose command cannot be built: a study would end in the middle of it."""
-    space = settings.space
-    some = {p.name: p.choices[0] for p in space.server_params} | dict(server)
-    for param in space.server_params:
-        for value in param.choices:
-            try:
-                build(settings.engine, space, {**some, param.name: value}, port="PORT", device=settings.device,
-                      version=version)
-            except UnknownPlaceholder as error:
-                raise UsageError(f"{param.name}={text(value)}: {error}") from None
-            except UsageError:  # a choice that this version lacks: see `choice_problems`
-                continue
-
-
 def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[str]:
     """Problems of every configuration."""
     engine, needs = settings.engine, settings.space.needs
@@ -151,23 +138,17 @@ def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[s
     if settings.device == "cuda" and not gpus.gpus:
         found.append(f"device=cuda, but no GPU is visible{f': {gpus.why_none}' if gpus.why_none else ''}")
     if settings.device != "cpu":
+        deadline = time.monotonic() + min(SETTLE_S, settings.server.gpu_free_s)
+        while (users := gpu_users(gpus)) and time.monotonic() < deadline:
+            time.sleep(POLL_S)  # memory of a process that just ended is freed late
         found += [f"{user}: autotune measures on idle GPUs only (CUDA_VISIBLE_DEVICES chooses others)"
-                  for user in lasting_users(gpus, min(SETTLE_S, settings.server.gpu_free_s))]
+                  for user in users]
     path = settings.workload.prompt_source().path
     if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
         found.append(f"workload.prompts: {path} is not a file that can be read")
     elif path is not None:
         read_prompts(path)  # raises UsageError for a bad line before anything is launched
     return found
-
-
-def server_lacks(settings: Settings, server: Config, version: str | None) -> list[str]:
-    """Flags of a server part that the installed engine does not know."""
-    engine, values = settings.engine, placeholders(settings, server)
-    actions = [action for action in engine.args if matches(action.versions, version)]
-    actions += [action for _, action in chosen(engine, settings.space, server, values, version)]
-    return [f"{problem}: engine {engine.name} is for a build that does (install that, or choose the engine file of "
-            "yours)" for problem in lacks(engine, [word for action in actions for word in needed(action, values)])]
 
 
 def lacks(engine: EngineSpec, wanted: Sequence[str]) -> list[str]:
@@ -183,24 +164,11 @@ def placeholders(settings: Settings, server: Config) -> dict[str, str]:
 
 
 def missing_files(settings: Settings, words: Sequence[str]) -> list[str]:
-    """Problems with local model paths that occur in the words of a command."""
+    """Problems with local model paths in the words of a command. ORG/NAME is a repository on a hub, not a path."""
     return [f"model.{key}: {path} does not exist (set space.model.{key}=/path)"
             for key, path in settings.space.model.items()
-            if ("/" in path or path.startswith(".")) and looks_local(path) and not pathlib.Path(path).exists()
-            and any(path in word for word in words)]
-
-
-def lasting_users(gpus: Gpus, wait_s: float) -> list[str]:
-    """Users of these GPUs after `wait_s` seconds: memory of a process that just ended is freed late."""
-    deadline = time.monotonic() + wait_s
-    while (users := gpu_users(gpus)) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    return users
-
-
-def looks_local(path: str) -> bool:
-    """True for a path, False for the name of a repository on a hub (ORG/NAME)."""
-    return path.startswith(("/", ".", "~")) or path.count("/") != 1
+            if (path.startswith(("/", ".")) or "/" in path and (path.startswith("~") or path.count("/") != 1))
+            and not pathlib.Path(path).exists() and any(path in word for word in words)]
 
 
 def gpu_problem(wanted: int, gpus: Gpus, settings: Settings) -> list[str]:
@@ -212,8 +180,19 @@ def gpu_problem(wanted: int, gpus: Gpus, settings: Settings) -> list[str]:
     return [f"needs {wanted} GPU{'s' if wanted > 1 else ''}, {len(gpus.gpus)} visible"]
 
 
-def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, version: str | None) -> list[str]:
-    """Problems of one choice on this host."""
+def choice_problems(settings: Settings, server: Config, name: str, value: Value, gpus: Gpus,
+                    version: str | None) -> list[str]:
+    """Problems of one choice on this host.
+
+    Raises UsageError when the command of `server` with it cannot be built: a study would end in the middle.
+    """
+    full = {**{p.name: p.choices[0] for p in settings.space.server_params}, **server, name: value}
+    try:
+        build(settings.engine, settings.space, full, port="PORT", device=settings.device, version=version)
+    except UnknownPlaceholder as error:
+        raise UsageError(f"{name}={text(value)}: {error}") from None
+    except UsageError:  # this version lacks a choice, maybe another one
+        pass
     try:
         action = choose(settings.engine, name, value, version)
         wanted = gpus_of(action, value)

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.records import Blame, Config, Crash, Value
 from autotune.report.measured import choice_text, copied, ended
 from autotune.space.space import Param, Space
-from autotune.storage.trial import TrialRecord, crash_of
+from autotune.storage.trial import TrialRecord
 from autotune.utils.text import count
 
 MOST_SIGNATURES = 8  # signatures that are counted apart
@@ -83,8 +83,8 @@ def group(records: Sequence[TrialRecord], server_names: Iterable[str]) -> tuple[
     groups: dict[str, list[TrialRecord]] = {}
     launched: dict[Choice, set[int]] = {}
     for record in records:
-        if record.crashed:
-            groups.setdefault(record.attrs["crash_signature"], []).append(record)
+        if record.crash is not None:
+            groups.setdefault(record.crash.signature, []).append(record)
         if not copied(record) and ended(record):
             for name, value in record.config.items():
                 launched.setdefault((name, repr(value)), set()).add(launch_key(record))
@@ -99,7 +99,8 @@ def launch_key(record: TrialRecord) -> int:
 
 def _group(members: list[TrialRecord], names: tuple[str, ...], served: set[Choice],
            launched: Mapping[Choice, set[int]]) -> CrashGroup:
-    newest = crash_of(members[-1].attrs)
+    newest = members[-1].crash
+    assert newest is not None
     common = {name: value for name, value in members[0].config.items()
               if name in names and all(name in m.config and m.config[name] == value for m in members)}
     here = {launch_key(r) for r in members if not copied(r)}
@@ -111,7 +112,7 @@ def _group(members: list[TrialRecord], names: tuple[str, ...], served: set[Choic
                 suspects.append(Suspect(name, value, len(here & with_choice), len(with_choice)))
     top = max((s.crashed / s.launches for s in suspects), default=0.0)
     return CrashGroup(newest, tuple(m.number for m in members), len(here),
-                      sum(float(m.attrs.get("cost_s") or 0) for m in members), common,
+                      sum(m.cost_s or 0.0 for m in members), common,
                       tuple(s for s in suspects if s.crashed / s.launches == top))
 
 

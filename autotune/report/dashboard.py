@@ -37,7 +37,7 @@ from autotune.report.measured import FIGURES, choice_text, config_text, standing
 from autotune.report.render import markdown
 from autotune.report.story import Story, read
 from autotune.report.tables import Cell, Table, table
-from autotune.storage.trial import TrialRecord, crash_of
+from autotune.storage.trial import TrialRecord
 from autotune.utils.text import duration, one_line, percent, with_unit
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def note(record: TrialRecord, unit: str, limits: Mapping[str, float]) -> str:
     spent = [f"launch {record.launch_id}" if record.launch_id is not None else "",
              f"{duration(attrs['launch_s'])} to start" if attrs.get("launch_s") else "",
              f"{duration(attrs['cost_s'])} in all" if attrs.get("cost_s") is not None else ""]
-    crash = crash_of(attrs) if record.crashed else None
+    crash = record.crash
     shown = "; ".join(w for w in window if w) if measured else ""
     return markdown(
         "note.jinja", standing=standing(record), config=config_text(record.config), crash=crash,

@@ -17,14 +17,16 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from autotune.measure.objective import UNITS
-from autotune.records import AutotuneError, config_key
+from autotune.records import AutotuneError, Count, config_key, from_json
 from autotune.report.crashes import CrashGroup, Untried, group, launch_key, untried
 from autotune.report.levers import Lever, bounded_exp, levers
 from autotune.report.measured import Tested, copied, ended, find, tested, valid
 from autotune.space.space import Space
-from autotune.storage.schema import PIVOT, ROW, fits, listed
-from autotune.storage.trial import TrialRecord, read_pivots
+from autotune.storage.schema import Choice, read_pivots
+from autotune.storage.trial import TrialRecord
 from autotune.utils.files import read_plain
 
 if TYPE_CHECKING:
@@ -145,6 +147,14 @@ class Story:
         return next((finalists[str(n)] for n in numbers if str(n) in finalists), {})
 
 
+class MatrixRow(msgspec.Struct):
+    """Required values of a row of matrix.json."""
+
+    config: str
+    ctx: Count
+    concurrency: Count
+
+
 def read(settings: Settings, study: Study) -> Story:
     """The story of an open study, with pivots.jsonl and matrix.json of its folder where they exist.
 
@@ -161,7 +171,7 @@ def read_folder(study: Study, name: str, space: Space, objective: str, limits: M
                 folder: pathlib.Path | None) -> Story:
     """The story of a study whose space and limits are not those of the settings."""
     matrix = _matrix(folder / "matrix.json") if folder else []
-    pivots = [pivot for pivot in read_pivots(folder) if fits(PIVOT, pivot)] if folder else []
+    pivots = read_pivots(folder) if folder else []
     with no_garbage_collection():
         return summarize(name, space, objective, limits, study.records(), study.attrs(), pivots, matrix)
 
@@ -186,10 +196,13 @@ def _matrix(path: pathlib.Path) -> list[Mapping[str, Any]]:
         rows = json.loads(read_plain(path))
     except (OSError, ValueError, RecursionError) as error:
         raise AutotuneError(f"{path} cannot be read ({error}): delete it, or run the verb matrix again") from error
-    if not isinstance(rows, list) or (wrong := listed(ROW)(rows)):
-        at = f" as the verb matrix writes them (row {wrong})" if isinstance(rows, list) else ""
-        raise AutotuneError(f"{path} is not a list of rows{at}: delete it, or run the verb matrix again")
-    return rows
+    try:
+        from_json(rows, list[MatrixRow])
+        checked: list[Mapping[str, Any]] = from_json(rows, list[dict[str, Choice | None]])
+    except ValueError as error:
+        raise AutotuneError(f"{path} is not a list of rows as the verb matrix writes them (row {error}): delete it, or "
+                            "run the verb matrix again") from error
+    return checked
 
 
 def summarize(study: str, space: Space, objective: str, limits: Mapping[str, float], records: Sequence[TrialRecord],

@@ -1,11 +1,10 @@
-"""What launches that are pending elsewhere mean for the next one: they count as neither success nor failure.
+"""Effect of launches that are pending on other workers: neither successes nor failures.
 
-Their server parts are not launched again (`outlook.look`). What they will tell is not told twice: choices that one of
-them tries for the first time are left alone meanwhile, and where they will be measured the value model expects what it
-believes anyway, only surer (Desautels et al., "Parallelizing exploration-exploitation tradeoffs with Gaussian process
-bandit optimization", 2014), so that launches side by side look at different things, under different loads. What they
-are expected to reach is the mark for further ones. All this holds before anything was measured, too: then beliefs are
-those of the prior, and a pending baseline is taken to come up.
+The strategy avoids their server parts and the choices that they try for the first time. The value model keeps its mean
+at their configurations and becomes more certain there (Desautels et al., "Parallelizing exploration-exploitation
+tradeoffs with Gaussian process bandit optimization", 2014), so parallel launches explore different configurations and
+loads. Their expected result is the mark for new launches. Before the first measurement the prior takes the model's
+place, and a pending baseline is assumed to come up.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ import numpy as np
 from autotune.search.crash_model import CrashModel
 from autotune.search.grid import Codes
 from autotune.search.observations import NOISE, Key
-from autotune.search.prior import Prior
-from autotune.search.value_model import Data, Floats, Posterior, normal_cdf
+from autotune.search.value_model import Data, Floats, Posterior, Prior, normal_cdf
 
 
-def hoped(crashes: CrashModel, baseline: Key, busy: Collection[Key]) -> CrashModel:
-    """The chances that launches have if a pending baseline comes up, as it nearly always does."""
+def assuming_baseline_starts(crashes: CrashModel, baseline: Key, busy: Collection[Key]) -> CrashModel:
+    """The crash model under the assumption that a pending baseline comes up."""
     if baseline not in busy:
         return crashes
     passed = np.concatenate([crashes.passed, np.array([baseline], dtype=np.int16)])
     return CrashModel(crashes.grid, passed, crashes.served, crashes.failures)
 
 
-def apart(crashes: CrashModel, rows: Codes, worth: Floats, busy: Sequence[Key], least: float) -> Floats:
-    """(n,) worth without what pending launches try for the first time; where nothing else is worth `least`, unchanged.
+def without_choices_under_test(crashes: CrashModel, rows: Codes, worth: Floats, busy: Sequence[Key],
+                               least: float) -> Floats:
+    """(n,) worth with 0 for choices that pending launches try first; unchanged if nothing else is worth `least`.
 
-    A choice that only comes with another one that is new does not count.
+    A choice that exists only together with another new choice does not count.
     """
     tested = np.zeros(len(rows), dtype=bool)
     for column, (param, seen) in enumerate(zip(crashes.grid.server_params, crashes.seen, strict=True)):
@@ -44,7 +43,7 @@ def apart(crashes: CrashModel, rows: Codes, worth: Floats, busy: Sequence[Key], 
 
 
 def expected(data: Data, belief: Posterior, rows: Codes, loads: Sequence[int]) -> Data:
-    """The measurements with those that are pending, at what is believed of them: means stay, spreads shrink."""
+    """Measurements plus the pending ones at their expected values: means stay, uncertainty shrinks."""
     seen = belief.predict(rows)
     at = np.arange(len(rows)), np.array(loads, dtype=np.intp)
     y = np.stack([seen.mean[at], *(ratio[at] for ratio in seen.ratios)], axis=1)
@@ -53,25 +52,25 @@ def expected(data: Data, belief: Posterior, rows: Codes, loads: Sequence[int]) -
                 np.concatenate([data.noise, np.full(len(rows), NOISE)]))
 
 
-def foreseen(prior: Prior, rows: Codes, loads: Sequence[int]) -> Data:
-    """The same while nothing was measured: at what the prior says."""
+def expected_from_prior(prior: Prior, rows: Codes, loads: Sequence[int]) -> Data:
+    """Pending measurements at their prior means, before the first real measurement."""
     at = np.array(loads, dtype=np.intp)
     y = prior.mean(rows)[np.arange(len(rows)), at]
     return Data(rows, at, y[:, None], np.full(len(rows), NOISE))
 
 
 def standing(best: float, belief: Posterior, rows: Codes, chance: Floats) -> float:
-    """Log objective of the best that is to be expected once the pending launches have told.
+    """Expected log objective of the best configuration after the pending launches.
 
-    rows: (n, P) their server parts; chance: (n, L) that each is measured there.
+    rows: (n, P) pending server parts; chance: (n, L) probability of a measurement under each load part.
     """
     seen = belief.predict(rows)
     kept = np.all([ratio <= 0 for ratio in seen.ratios], axis=0)
     return best + float((chance * kept * np.maximum(seen.mean - best, 0.0)).max(initial=0.0))
 
 
-def stays(best: float, belief: Posterior, rows: Codes, chance: Floats) -> float:
-    """The probability that no pending launch tells of anything better than the best; arguments as above."""
+def chance_to_stay_best(best: float, belief: Posterior, rows: Codes, chance: Floats) -> float:
+    """Probability that no pending launch beats the best; arguments as in `standing`."""
     seen = belief.predict(rows)
     better = chance * normal_cdf((seen.mean - best) / seen.sd)
     for ratio in seen.ratios:

@@ -37,7 +37,7 @@ CALLS = ("create_new_study", "set_study_user_attr", "set_study_system_attr", "ge
 READ_ALL = ("get_all_trials", "_get_trials", "get_study_user_attrs", "get_study_system_attrs")
 """Calls that name nothing that may not be there: an error of reading is one of what is stored."""
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RecursionError)
-MEND = "bring back a copy of it, or begin another study with study.name=NAME"
+MEND = "Restore a backup or use study.name=NAME."
 
 
 @dataclasses.dataclass
@@ -87,8 +87,8 @@ def _again(name: str, call: Callable[..., Any], patience: RetryPolicy) -> Callab
             except Exception as error:
                 line = unanswered(error)
                 if line is None and name in READ_ALL and isinstance(error, UNREADABLE):
-                    raise AutotuneError(f"the study's database holds what nobody can read ({type(error).__name__}: "
-                                        f"{str(error)[:100]}), it is damaged: {MEND}") from error
+                    raise AutotuneError(f"corrupt study database: unreadable ({type(error).__name__}: "
+                                        f"{str(error)[:100]}). {MEND}") from error
                 if line is None:
                     raise
                 if time.monotonic() - began + pause > patience.wait_s:

@@ -3,7 +3,7 @@
     study = Study.open(url, name, space, identity)
     with study.turn():                                # no other worker proposes or asks meanwhile
         trial = study.ask(config, launch=7)
-    study.tell(trial, outcome, verdict, cost_s=62.0, launch_s=41.0)
+    study.tell(trial, outcome, score, LaunchFacts(argv), cost_s=62.0, launch_s=41.0)
 
 A crash is PRUNED with a graded constraint; FAIL means that we failed (samplers ignore FAIL). Several workers may share
 a study: running trials carry their owner and a heartbeat, and those of dead workers are told FAIL by the living.
@@ -16,17 +16,17 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from autotune.engine.orphans import boot_id, start_time
-from autotune.records import AutotuneError, Config, Crash, Measurement, UsageError, Value
-from autotune.space.space import Param, Space
+from autotune.records import AutotuneError, Config, Crash, Measurement, Score, UsageError, to_json
+from autotune.space.space import Space
 from autotune.storage.heartbeat import Heartbeat
 from autotune.storage.locks import StudyLock
 from autotune.storage.retry import MEND, RetryPolicy, patient
-from autotune.storage.schema import check_study, check_trial, corrupt
-from autotune.storage.trial import TrialRecord, Verdict, crash_attrs, measurement_attrs, severity
+from autotune.storage.schema import corrupt, study_attributes
+from autotune.storage.trial import NO_LAUNCH, OUTCOME, LaunchFacts, Result, TrialRecord, distribution, record_of
 from autotune.storage.urls import backend, hidden, open_storage, sqlite_file
 from autotune.utils.text import SPELLED, printable
 
@@ -87,7 +87,7 @@ class Study:
             raise
         except Exception as error:  # SQLAlchemy and its drivers share no base class of their own
             line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-            mend = f" (if it is damaged: {MEND})" if backend(url) == "sqlite" else ""
+            mend = f". If it is corrupt: {MEND}" if backend(url) == "sqlite" else ""
             raise AutotuneError(f"cannot open the study storage {hidden(url)}: "
                                 f"{type(error).__name__}: {line[:200]}{mend}") from error
         return study
@@ -175,59 +175,55 @@ class Study:
             self._heartbeat.add(trial_id)
         return optuna.Trial(self.inner, trial_id)
 
-    def tell(self, trial: optuna.Trial, outcome: Measurement | Crash, verdict: Verdict | None, *, cost_s: float,
-             launch_s: float, **attrs: Any) -> bool:
-        """Record an outcome: attributes, constraints (same keys on every trial), value or PRUNED.
+    def tell(self, trial: optuna.Trial, outcome: Measurement | Crash, score: Score | None,
+             launch: LaunchFacts = NO_LAUNCH, *, cost_s: float, launch_s: float) -> bool:
+        """Record an outcome: one attribute, headlines, constraints (same keys on every trial), value or PRUNED.
 
-        False: the trial was told FAIL meanwhile, by a worker that took this one to be dead; the outcome is dropped.
+        False: another worker took this one for dead and told the trial FAIL; the outcome is dropped.
         """
-        from optuna.trial import TrialState
+        value = score.value if score is not None else None
+        return self._tell(trial, Result(outcome, score, round(cost_s, 3), round(launch_s, 3), launch), value)
 
-        flat = crash_attrs(outcome) if isinstance(outcome, Crash) else measurement_attrs(outcome)
-        if verdict is not None:
-            flat |= {"feasible": verdict.feasible, "violated": list(verdict.violated), "objective": verdict.value,
-                     "limit_ratios": dict(verdict.ratios), "invalid_reasons": list(verdict.reasons)}
-        else:
-            flat |= {"feasible": False}
-        crash = severity(outcome) if isinstance(outcome, Crash) else 0.0
-        invalid = 1.0 if verdict is not None and (verdict.reasons or verdict.value is None) else 0.0
-        constraints = {}
-        for key in self.constraints:
-            ratio = verdict.ratios.get(key, 1.0) - 1 if verdict is not None else 0.0
-            constraints[key] = {"crash": crash, "invalid": invalid}.get(key, ratio)
-        told = {**flat, **attrs, "cost_s": round(cost_s, 3), "launch_s": round(launch_s, 3)}
-        if verdict is None or verdict.value is None:
-            return self._end(trial, told, constraints, None, TrialState.PRUNED)
-        return self._end(trial, told, constraints, verdict.value)
-
-    def copy(self, trial: optuna.Trial, source: TrialRecord, *, cost_s: float, launch_s: float, **attrs: Any) -> bool:
-        """Record for `trial` what `source`, another configuration of the very same server, was measured at.
+    def copy(self, trial: optuna.Trial, source: TrialRecord, launch: LaunchFacts = NO_LAUNCH, *, cost_s: float,
+             launch_s: float) -> bool:
+        """Record the outcome of `source`, another configuration of an equivalent server, for `trial`.
 
         False: like `tell`.
         """
-        own = {"owner", "launch_id", "reason", "cost_s", "launch_s", *attrs}
-        taken = {name: value for name, value in source.attrs.items() if name not in own}
-        told = {**taken, **attrs, "same_as": source.number, "cost_s": round(cost_s, 3), "launch_s": round(launch_s, 3)}
-        constraints = self._trial(source.number).constraints
-        return self._end(trial, told, constraints, source.value)
+        if source.outcome is None:
+            raise ValueError(f"trial {source.number} has no outcome to copy")
+        result = Result(source.outcome, source.score, round(cost_s, 3), round(launch_s, 3), launch, source.number)
+        return self._tell(trial, result, source.value)
 
     def fail(self, trial: optuna.Trial, why: str) -> bool:
         """Our own fault, or an interruption: nothing was learned about the configuration."""
         from optuna.trial import TrialState
 
-        return self._end(trial, {"fail_reason": why}, {}, None, TrialState.FAIL)
+        def write() -> None:
+            trial.set_user_attr("fail_reason", why)
+            self.inner.tell(trial, state=TrialState.FAIL)
 
-    def _end(self, trial: optuna.Trial, attrs: Mapping[str, Any], constraints: Mapping[str, float],
-             value: float | None, state: optuna.trial.TrialState | None = None) -> bool:
+        return self._end(trial, write)
+
+    def _tell(self, trial: optuna.Trial, result: Result, value: float | None) -> bool:
+        from optuna.trial import TrialState
+
+        def write() -> None:
+            trial.set_user_attr(OUTCOME, to_json(result))
+            for name, shown in result.headlines().items():
+                trial.set_user_attr(name, shown)
+            for key, constraint in result.constraints().items():
+                trial.set_constraint(key, constraint)
+            self.inner.tell(trial, value, state=TrialState.PRUNED if value is None else None)
+
+        return self._end(trial, write)
+
+    def _end(self, trial: optuna.Trial, write: Callable[[], None]) -> bool:
+        """End a trial of ours; False if another worker ended it before."""
         import optuna
 
         try:
-            for name, attr in attrs.items():
-                if attr is not None:
-                    trial.set_user_attr(name, attr)
-            for key, constraint in constraints.items():
-                trial.set_constraint(key, constraint)
-            self.inner.tell(trial, value, state=state)
+            write()
         except optuna.exceptions.UpdateFinishedTrialError:
             return False
         finally:
@@ -249,7 +245,7 @@ class Study:
         raise corrupt(f"trial {number} is missing")
 
     def _no_gaps(self) -> None:
-        """Raises Damaged where a trial was removed: the storage would give a new one the number of another."""
+        """Raises CorruptStudy if a trial was removed: the storage would give its number to a new one."""
         numbers = [trial.number for trial in self.inner.get_trials(deepcopy=False)]
         gap = next((at for at, number in enumerate(numbers) if at != number), None)
         if gap is not None:
@@ -259,7 +255,8 @@ class Study:
         kept = self._ended.get(trial.number)
         if kept is None:
             kept = record_of(trial)
-            check_trial(kept)
+            if kept.result is None and kept.state in ("COMPLETE", "PRUNED"):
+                raise corrupt(f"trial {kept.number}: {OUTCOME} is missing")
             if self.own_space and (kept.state in ("COMPLETE", "PRUNED") or kept.state == "RUNNING" and kept.config):
                 self._check_config(kept)
             if trial.state.is_finished():
@@ -267,17 +264,15 @@ class Study:
         return kept
 
     def _check_config(self, record: TrialRecord) -> None:
-        """Raises Damaged for choices that the space does not have: what a study holds may go to a command line."""
+        """Raises CorruptStudy for choices unknown to the space: a stored configuration may go to a command line."""
         try:
             self.space.check(record.config)
         except UsageError as error:
             raise corrupt(f"trial {record.number}: {error}") from error
 
     def attrs(self) -> dict[str, Any]:
-        """The study's own attributes. Raises Damaged for those of other types than ours have."""
-        found = dict(self.inner.user_attrs)
-        check_study(self.inner.study_name, found)
-        return found
+        """The study's attributes. Raises CorruptStudy for values of other types."""
+        return study_attributes(self.inner.study_name, self.inner.user_attrs)
 
     def set_attr(self, name: str, value: Any) -> None:
         self.inner.set_user_attr(name, value)
@@ -289,8 +284,7 @@ class Study:
             self.inner.set_user_attr("identity", plain)
             return
         if stored is None:
-            raise corrupt(f"study {self.inner.study_name} does not say under which conditions it was made, as if "
-                          "another program than autotune had made it")
+            raise corrupt(f"study {self.inner.study_name}: identity is missing")
         different = {key: (stored[key], now) for key, now in plain.items()  # older releases stored less
                      if key in stored and not _same(stored[key], now)}
         if different:
@@ -339,29 +333,6 @@ def _owner_of(trial: optuna.trial.FrozenTrial) -> str:
     """Whose a trial is; "" for nobody's."""
     owner = trial.user_attrs.get("owner")
     return owner if isinstance(owner, str) else ""
-
-
-def distribution(param: Param) -> optuna.distributions.BaseDistribution:
-    """A parameter's choices as Optuna knows them."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if param.step is None or len(param.choices) < 2:
-        return CategoricalDistribution(list(param.choices))
-    if all(isinstance(c, int) for c in param.choices):
-        return IntDistribution(int(param.choices[0]), int(param.choices[-1]), step=int(param.step))
-    return FloatDistribution(float(param.choices[0]), float(param.choices[-1]), step=param.step)
-
-
-def suggest(trial: optuna.Trial, param: Param) -> Value:
-    """Have a trial's sampler choose one of a parameter's choices."""
-    return cast(Value, trial._suggest(param.name, distribution(param)))
-
-
-def record_of(trial: optuna.trial.FrozenTrial) -> TrialRecord:
-    """An Optuna trial as plain data."""
-    value = trial.values[0] if trial.values else None
-    return TrialRecord(trial.number, trial.state.name, dict(trial.params), value, dict(trial.user_attrs),
-                       trial.datetime_start, trial.datetime_complete)
 
 
 def _same(then: Any, now: Any) -> bool:

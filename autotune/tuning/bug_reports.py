@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from autotune.crash.bug_report import bug_report
 from autotune.crash.isolate import Isolated, Isolation, suspects
-from autotune.records import Config, Stage, config_key
+from autotune.records import Config, Crash, Stage, config_key
 from autotune.space.space import Space
-from autotune.storage.trial import TrialRecord, crash_of
+from autotune.storage.trial import TrialRecord
 from autotune.utils.files import write_text
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Bug:
         if self.known.get(config_key(baseline)):
             working = baseline
         flags = {name: [name] for name in crashing}
-        return Isolation(space, crashing, working, self.known, suspects(crash_of(self.crashing.attrs), flags))
+        return Isolation(space, crashing, working, self.known, suspects(_crash(self.crashing), flags))
 
 
 def bugs(space: Space, records: Sequence[TrialRecord]) -> list[Bug]:
@@ -64,18 +64,23 @@ def bugs(space: Space, records: Sequence[TrialRecord]) -> list[Bug]:
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
         if record.crashed:
-            groups.setdefault(record.attrs["crash_signature"], []).append(record)
+            groups.setdefault(_crash(record).signature, []).append(record)
     found = [_bug(space, signature, crashed, records) for signature, crashed in groups.items()]
     return sorted(found, key=lambda bug: -len(bug.records))
+
+
+def _crash(record: TrialRecord) -> Crash:
+    assert record.crash is not None
+    return record.crash
 
 
 def _bug(space: Space, signature: str, crashed: Sequence[TrialRecord], records: Sequence[TrialRecord]) -> Bug:
     loaded = all(r.crashed_under_load for r in crashed)
     worked = [r for r in records if r.state == "COMPLETE"]
     if not loaded:  # a server that got further before it died did not crash like this
-        ready = any(r.attrs["crash_stage"] == str(Stage.SERVING) for r in crashed)
+        ready = any(_crash(r).stage is Stage.SERVING for r in crashed)
         worked += [r for r in records if r.crashed_under_load or
-                   r.crashed and not ready and r.attrs["crash_stage"] == str(Stage.SERVING)]
+                   r.crashed and not ready and _crash(r).stage is Stage.SERVING]
 
     def part(record: TrialRecord) -> Config:
         return _part(space, record.config, loaded)
@@ -112,7 +117,7 @@ def isolate(tuner: Tuner, launches: int) -> None:
             left -= 1
             record = tuner.measure({**space.split(bug.working.config)[1], **probe}, reason=f"isolates {bug.signature}",
                                    isolates=bug.signature)
-            same = record.crashed and record.attrs["crash_signature"] == bug.signature
+            same = record.crash is not None and record.crash.signature == bug.signature
             search.tell(False if same else None if record.crashed else True)
 
 
@@ -136,10 +141,9 @@ def write(folder: pathlib.Path, space: Space, records: Sequence[TrialRecord],
     """Write one Markdown file per signature; returns their paths."""
     paths = []
     for bug in bugs(space, records):
-        attrs = bug.crashing.attrs
-        working = bug.working.attrs.get("server_argv") if bug.working else None
-        text = bug_report(crash_of(attrs), command=attrs.get("server_argv") or (), isolated=smallest(space, bug),
-                          working_command=working or (), environment=attrs.get("server_env"), versions=versions)
+        launch, working = bug.crashing.launch, bug.working.launch.argv if bug.working else ()
+        text = bug_report(_crash(bug.crashing), command=launch.argv, isolated=smallest(space, bug),
+                          working_command=working, environment=launch.env, versions=versions)
         path = folder / "bugs" / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', bug.signature)}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)

@@ -16,10 +16,10 @@ from typing import Any
 
 from autotune.executors.base import PLACED, Executor, HostLost, RunningServer
 from autotune.executors.parallel import LaunchPool
-from autotune.records import Config, Crash, Measurement
+from autotune.records import Config, Crash, Measurement, Score
 from autotune.search.protocol import Launch, Stop, StopKind, Strategy
 from autotune.storage.study import Study
-from autotune.storage.trial import TrialRecord, Verdict
+from autotune.storage.trial import LaunchFacts, TrialRecord
 from autotune.tuning import ProgressListener, TrialAnnotator
 from autotune.tuning.worker import StudySync, new_launch_folder
 
@@ -48,7 +48,7 @@ class Tuner:
     strategy: Strategy
     executor: Executor
     folder: pathlib.Path
-    evaluate: Callable[[Measurement], Verdict]
+    evaluate: Callable[[Measurement], Score]
     listener: ProgressListener
     annotator: TrialAnnotator
     trials: int | None = None  # most trials of the search, crashes included
@@ -176,18 +176,15 @@ class Tuner:
             equivalent = self.sync.equivalent(plan.step.server, plan.load, server.resolved_key) if plan.search else None
         outcome = server.crash or equivalent or server.measure(plan.load, trial.number)
         with self._mutex:
-            facts: dict[str, Any] = {
-                "server_argv": server.argv, "server_env": server.env, "resolved": server.resolved,
-                "resolved_key": server.resolved_key, "neighbours": server.neighbours,
-                "cost_s": time.monotonic() - plan.began, "launch_s": server.launch_s if plan.first else 0.0}
-            if isinstance(outcome, Crash):
-                facts["crash_under_load"] = server.crash is None
+            facts = LaunchFacts(tuple(server.argv), server.env, server.resolved, server.resolved_key,
+                                server.neighbours, server.crash is None if isinstance(outcome, Crash) else None)
+            spent = {"cost_s": time.monotonic() - plan.began, "launch_s": server.launch_s if plan.first else 0.0}
             self.annotator.attach(trial, server.folder)
             if isinstance(outcome, TrialRecord):
-                stored = self.study.copy(trial, outcome, **facts)
+                stored = self.study.copy(trial, outcome, facts, **spent)
             else:
-                verdict = self.evaluate(outcome) if isinstance(outcome, Measurement) else None
-                stored = self.study.tell(trial, outcome, verdict, **facts)
+                score = self.evaluate(outcome) if isinstance(outcome, Measurement) else None
+                stored = self.study.tell(trial, outcome, score, facts, **spent)
             plan.trial, plan.first, plan.began = None, False, time.monotonic()
             record = self.study.record(trial.number)
             if plan.search:

@@ -12,8 +12,9 @@ from typing import Any
 
 from autotune.records import Config, HostCannotRun, config_key
 from autotune.search.protocol import Measured, Observation, Pivot, Strategy
+from autotune.storage.schema import PivotFile
 from autotune.storage.study import Study, StudyMismatch, is_here, owner_alive
-from autotune.storage.trial import PivotFile, TrialRecord, crash_of
+from autotune.storage.trial import TrialRecord
 from autotune.utils.files import read_plain, write_json
 
 HOST_CONDITIONS = {"devices": "its GPUs (or CPU)", "engine_version": "its engine's version"}
@@ -43,16 +44,16 @@ class StudySync:
             if record.number in self._known:
                 continue
             server, load = self.study.space.split(record.config)
-            search = not record.attrs.get("confirm")
+            search = not record.confirm
             if record.state in ("COMPLETE", "PRUNED"):
-                key = record.attrs.get("resolved_key")
-                if record.state == "COMPLETE" and key is not None and not record.attrs.get("invalid_reasons"):
+                key = record.launch.resolved_key
+                if record.state == "COMPLETE" and key is not None and not record.invalid_reasons:
                     self._measured.setdefault((str(key), config_key(load)), []).append(record)
                 if search:
                     self.searched += 1
                     self.strategy.tell(observation_of(self.study, record))
             elif record.state != "FAIL":
-                if search and record.config and record.attrs.get("owner") != self.study.owner:
+                if search and record.config and record.start.owner != self.study.owner:
                     running.add(config_key(server))
                     self.strategy.pending(server, load)
                 continue
@@ -80,14 +81,15 @@ class StudySync:
 def observation_of(study: Study, record: TrialRecord) -> Observation:
     """A finished trial as the strategy sees it."""
     server, load = study.space.split(record.config)
-    attrs = record.attrs
-    if record.crashed:
-        return Observation(server, load if record.crashed_under_load else None, crash_of(attrs), attrs["cost_s"],
-                           attrs["launch_s"], record.number)
-    noise = attrs.get("relative_error")
-    measured = Measured(None if attrs.get("invalid_reasons") else record.value, bool(attrs.get("feasible")),
-                        attrs.get("limit_ratios") or {}, None if noise is None else noise / 2)
-    return Observation(server, load, measured, attrs["cost_s"], attrs["launch_s"], record.number)
+    cost_s, launch_s = record.cost_s or 0.0, record.launch_s or 0.0
+    if record.crash is not None:
+        return Observation(server, load if record.crashed_under_load else None, record.crash, cost_s, launch_s,
+                           record.number)
+    noise = record.measurement.relative_error if record.measurement is not None else None
+    measured = Measured(None if record.invalid_reasons else record.value,
+                        record.score is not None and record.score.feasible, record.ratios,
+                        None if noise is None else noise / 2)
+    return Observation(server, load, measured, cost_s, launch_s, record.number)
 
 
 def new_launch_folder(folder: pathlib.Path, records: Sequence[TrialRecord]) -> int:
@@ -122,7 +124,7 @@ def _text(value: Any) -> str:
 
 def workers_here(study: Study) -> int:
     """Other living workers on this host that have a trial running now: they disturb measurements on its CPU cores."""
-    owners = {str(r.attrs.get("owner", "")) for r in study.records() if r.state == "RUNNING"} - {study.owner}
+    owners = {r.start.owner or "" for r in study.records() if r.state == "RUNNING"} - {study.owner}
     return sum(is_here(owner) and owner_alive(owner) for owner in owners)
 
 

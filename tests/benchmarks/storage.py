@@ -2,8 +2,8 @@
 
     python tests/benchmarks/storage.py [--storage URL] [--workers 1,4,16] [--trials 20]
 
-Without --storage a SQLite file in a temporary folder. Each trial is one turn (hear, ask) and one tell with about fifty
-attributes, as of a real measurement.
+Without --storage a SQLite file in a temporary folder. Each trial is one turn of the study lock (read, ask)
+and one tell of an outcome.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from autotune.records import Measurement, Value
+from autotune.records import Value
 from autotune.storage.study import Study
+from autotune.storage.trial import LaunchFacts
 from autotune.storage.urls import sqlite_url
 from tests.benchmarks.ask import PARAMS, outcome, space
 
@@ -39,10 +40,10 @@ def work(url: str, name: str, trials: int, seed: int) -> None:
             study.records()
             trial = study.ask(config, seed * trials + n)
         turns_s += time.monotonic() - began
-        found, verdict = outcome(config, rng)
-        facts = {"server_argv": ["python"] * 40, "server_env": {}, "resolved": dict(config), "resolved_key": str(n)}
+        found, score = outcome(config, rng)
+        facts = LaunchFacts(("python",) * 40, {}, dict(config), str(n))
         began = time.monotonic()
-        study.tell(trial, found, verdict if isinstance(found, Measurement) else None, cost_s=330, launch_s=300, **facts)
+        study.tell(trial, found, score, facts, cost_s=330, launch_s=300)
         tells_s += time.monotonic() - began
     print(f"{turns_s} {tells_s}", flush=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from autotune.crash.bug_report import bug_report, versions
 from autotune.crash.classify import classify
@@ -63,7 +63,7 @@ def test_a_title_is_no_markup_of_the_servers_and_has_no_secret() -> None:
 
 
 def test_control_characters_of_a_command_or_a_log_are_spelled_out_or_replaced() -> None:
-    crash = dataclasses.replace(CRASH, excerpt="error \x1b]0;title\x07 in \x9b31m it")
+    crash = msgspec.structs.replace(CRASH, excerpt="error \x1b]0;title\x07 in \x9b31m it")
     text = bug_report(crash, command=["serve", "--name", "a\x1b[2Jb\rc", "\x9bd"], isolated=FOUND,
                       environment={"WORDS": "x\x1b[31my\nz"}, versions={"GPU": "8\x1b[1m"})
     assert all(c.isprintable() or c == "\n" for c in text)

@@ -29,7 +29,7 @@ from autotune.storage.study import Study
 from autotune.storage.trial import TrialRecord
 from autotune.storage.urls import sqlite_url
 from autotune.tuning import interference
-from tests.executors.test_conformance import two_groups
+from tests.executors.test_conformance import two_groups, wait_for
 from tests.power.test_nvml import library, run_with
 from tests.tuning.test_loop import ROOT, make_settings, tuner
 
@@ -169,9 +169,10 @@ def test_the_longest_waiting_launch_is_placed_first_however_large(tmp_path: path
     free, gone = threading.Event(), threading.Event()
 
     def work(name: str, count: int, until: threading.Event) -> None:
-        with host._slot(count, lambda stage, after_s: None) as taken:
-            placed.append((name, taken.units))
-            until.wait(30)
+        slot = host._wait(count, lambda stage, after_s: None)
+        placed.append((name, slot.units))
+        until.wait(30)
+        host._free_slot(slot)
 
     def begin(name: str, count: int, until: threading.Event) -> threading.Thread:
         thread = threading.Thread(target=work, args=(name, count, until))
@@ -193,13 +194,6 @@ def test_the_longest_waiting_launch_is_placed_first_however_large(tmp_path: path
     for thread in threads:
         thread.join()
     assert placed[2][0] == "late" and host.has_room() and host._free == set(range(8))
-
-
-def wait_for(true: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_launch_sees_its_gpus_and_a_port_apart_from_the_others(tmp_path: pathlib.Path) -> None:
@@ -295,11 +289,8 @@ def test_waiting_for_a_place_is_no_cost_of_a_configuration(tmp_path: pathlib.Pat
 
     def free() -> None:
         time.sleep(0.3)
-        with host._changed:
-            host._taken.remove(taken[0])
-            host._free |= set(taken[0].units)
-            freed.append(time.monotonic())
-            host._changed.notify_all()
+        freed.append(time.monotonic())
+        host._free_slot(taken[0])
 
     thread = threading.Thread(target=free)
     thread.start()
@@ -321,10 +312,10 @@ def test_what_neighbours_do_to_the_baseline_is_measured_once(tmp_path: pathlib.P
 
 
 def test_a_baseline_that_cannot_be_measured_says_so() -> None:
-    crashed = TrialRecord(0, "PRUNED", {}, None, {"crash_signature": "s"})
+    crashed = TrialRecord(0, "PRUNED", {}, None)
     told = interference.result([crashed, crashed], [crashed], 3)
     assert told["change"] is None and "could not be measured" in interference.sentence(told)
-    fine = [TrialRecord(i, "COMPLETE", {}, value, {}) for i, value in enumerate((1.0, 1.02, 0.9))]
+    fine = [TrialRecord(i, "COMPLETE", {}, value) for i, value in enumerate((1.0, 1.02, 0.9))]
     told = interference.result(fine[:2], fine[2:], 1)
     assert told["change"] == pytest.approx(0.9 / 1.02 ** 0.5 - 1)
     assert "10.9% less than alone (two measurements alone are 2.0% apart)" in interference.sentence(told)

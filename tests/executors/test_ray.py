@@ -35,7 +35,7 @@ MARK = "AUTOTUNE_TEST_CLUSTER"
 STARTS = 3
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     pytest.importorskip("ray", reason="needs pip install 'autotune-llm[ray]'")
     from ray.cluster_utils import Cluster

@@ -15,7 +15,7 @@ from autotune.records import Stage, UsageError
 from autotune.report.render import report
 from autotune.report.story import read
 from autotune.report.verdict import headline
-from autotune.storage.trial import read_pivots
+from autotune.storage.schema import read_pivots
 from tests.conftest import Maker
 from tests.report.studies import Made, baseline
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import numpy as np
 
 from autotune.records import Blame, Config, Crash, Stage, config_key
@@ -84,12 +85,12 @@ def test_what_is_measured_elsewhere_now_promises_less_here_under_that_load_part_
     strategy.tell(Observation(base, {"concurrency": 8}, Measured(1.0, relative_noise=0.01), 330, 300, 0))
     strategy._learn()
     row = strategy.grid.server_row(base)[None]
-    before = strategy._look(row, strategy._expecting(), set()).gains[0]
+    before = strategy._forecast(row, strategy._expecting(), set()).gains[0]
     strategy.pending({**base, "b": True}, {"concurrency": 128})
-    left = strategy._look(row, strategy._expecting(), set()).gains[0] / np.where(before > 0, before, 1.0)
+    left = strategy._forecast(row, strategy._expecting(), set()).gains[0] / np.where(before > 0, before, 1.0)
     assert int(np.argmax(before)) == 4 and left[4] < 0.8 and left[4] < left[0]
     strategy.done({**base, "b": True})
-    assert (strategy._look(row, strategy._expecting(), set()).gains[0] == before).all()
+    assert (strategy._forecast(row, strategy._expecting(), set()).gains[0] == before).all()
 
 
 def test_what_pending_launches_are_expected_to_reach_is_no_gain_of_others() -> None:
@@ -112,7 +113,7 @@ def test_a_pending_baseline_is_hoped_to_come_up_and_a_crash_beside_it_is_not_bla
     assert propose(strategy) == BASE
     other = propose(strategy)
     name = next(iter(differences(other)))
-    crash = dataclasses.replace(CRASH, category="died", blame=Blame.CONFIG, signature="v1-d", excerpt="it died")
+    crash = msgspec.structs.replace(CRASH, category="died", blame=Blame.CONFIG, signature="v1-d", excerpt="it died")
     strategy.tell(Observation(other, None, crash, 20, 20, 0))
     strategy.done(other)
     for _ in range(2):
@@ -179,7 +180,7 @@ def test_a_baseline_retried_after_a_transient_crash_is_measured_under_its_own_lo
     space = dataclasses.replace(SPACE, baseline={**BASE, "concurrency": 64})
     strategy = LaunchAware(space, Limits())
     propose(strategy)
-    strategy.tell(Observation(BASE, None, dataclasses.replace(CRASH, blame=Blame.TRANSIENT), 20, 20, 0))
+    strategy.tell(Observation(BASE, None, msgspec.structs.replace(CRASH, blame=Blame.TRANSIENT), 20, 20, 0))
     strategy.done(BASE)
     step = strategy.propose()
     assert isinstance(step, Launch) and step.server == BASE and step.intent == "retry"
@@ -296,10 +297,10 @@ def test_a_large_memory_is_asked_through_a_choice_of_it() -> None:
 
     strategy = LaunchAware(SPACE, Limits())
     values = np.arange(500.0)
-    chosen = memory._telling(values)
+    chosen = memory._informative(values)
     assert len(chosen) == memory.MANY == len(set(chosen)) and chosen == sorted(chosen)
     assert set(range(460, 500)) <= set(chosen) and min(chosen) == 0
-    failures = [dataclasses.replace(CRASH, signature=f"v1-{i % 3}") for i in range(90)]
+    failures = [msgspec.structs.replace(CRASH, signature=f"v1-{i % 3}") for i in range(90)]
     for i, crash in enumerate(failures):
         strategy.tell(Observation({**BASE, "c": (1, 2, 4, 8)[i % 4]}, None, crash, 20, 20, i))
     kept = strategy.memory.evidence()
@@ -307,10 +308,10 @@ def test_a_large_memory_is_asked_through_a_choice_of_it() -> None:
 
 
 def test_facts_of_a_memory_are_those_of_its_servers() -> None:
-    from autotune.search.observations import Memory
+    from autotune.search.observations import Observations
 
     strategy = LaunchAware(SPACE, Limits())
-    memory: Memory = strategy.memory
+    memory: Observations = strategy.memory
     rows = memory.grid.servers(np.random.default_rng(0))
     assert memory.passed().shape == memory.crashed().shape == (0, 3) and memory.served().shape == (0, 4)
     for i, row in enumerate(np.concatenate([rows, rows[::-1]] * 2)):  # more than the first room for rows, and repeats

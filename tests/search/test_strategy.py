@@ -163,7 +163,7 @@ def test_a_feature_whose_lack_the_crash_names_is_not_probed_again_even_when_noth
     assert found.crashed == 1
     closed = [p for p in strategy.pivots() if p.region == {"fused": (True,)}]
     assert [p.action for p in closed] == ["close"] and "this host lacks it" in closed[0].reason
-    assert closed[0].reopens_when == "the host is mended and a launch with fused=True comes up"
+    assert closed[0].reopens_when == "the host is repaired and a launch with fused=True comes up"
 
 
 def test_the_last_good_configuration_is_launched_again_when_the_host_itself_is_in_doubt() -> None:

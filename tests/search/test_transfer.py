@@ -8,13 +8,12 @@ import pathlib
 
 import pytest
 
-from autotune.records import Blame, Crash, Energy, Measurement, Stage, UsageError
-from autotune.search.past_studies import past_observations
+from autotune.records import Blame, Crash, Energy, Measurement, Score, Stage, UsageError
 from autotune.search.protocol import Launch, Limits, Measured, Observation
 from autotune.search.strategy import LaunchAware
+from autotune.search.transfer import past_observations
 from autotune.space.space import Space
 from autotune.storage.study import Study
-from autotune.storage.trial import Verdict
 from autotune.storage.urls import sqlite_url
 from tests.search.simulate import simulate
 from tests.search.test_strategy import table
@@ -96,7 +95,7 @@ def test_a_stored_study_is_read_with_its_crashes_and_relative_values(tmp_path: p
     study = Study.open(sqlite_url(tmp_path), "old", space, {"objective": "tokens_per_joule"})
     good = study.ask(space.baseline, 1)
     measured = Measurement(1000, 10.0, 20, 0, 32, Energy("nvml", 500.0, 10.0))
-    study.tell(good, measured, Verdict(2.0), cost_s=340.0, launch_s=300.0)
+    study.tell(good, measured, Score(2.0), cost_s=340.0, launch_s=300.0)
     bad = study.ask({**space.baseline, "mode": "b"}, 2)
     study.tell(bad, Crash("oom", Stage.LOAD, Blame.CONFIG, "s1", "x"), None, cost_s=100.0, launch_s=100.0)
     told = past_observations([str(tmp_path)], space, "tokens_per_joule")
@@ -109,7 +108,7 @@ def test_a_stored_study_is_read_with_its_crashes_and_relative_values(tmp_path: p
 
 
 def test_a_warm_start_that_is_not_there_is_said_in_a_line(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UsageError, match="study.warm_start: there is no study in"):
+    with pytest.raises(UsageError, match="study.warm_start: no study in"):
         past_observations([str(tmp_path / "nowhere")], table([]).space, "tokens_per_joule")
     broken = tmp_path / "study.db"
     broken.write_text("no database")

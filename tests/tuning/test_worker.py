@@ -14,7 +14,6 @@ import time
 from typing import Any
 
 import pytest
-import yaml
 
 from autotune.config.identity import devices
 from autotune.engine.gpus import Gpu
@@ -25,26 +24,15 @@ from autotune.storage.study import SCHEMA, Study
 from autotune.storage.trial import TrialRecord
 from autotune.storage.urls import sqlite_url
 from tests.storage.test_study import SPACE, open_study
-from tests.tuning.test_loop import ROOT, make_settings, tuner
-
-LOADS = 2
+from tests.tuning.test_loop import ROOT, command, make_settings, tuner
 
 
 def workers(folder: pathlib.Path, count: int, *overrides: str, choices: dict[str, list[Any]] | None = None,
             verb: str = "worker") -> list[subprocess.Popen[str]]:
     """`count` workers of one study on the stand-in, each a process of its own."""
-    make_settings(folder)
-    path = folder / "spaces" / "t.yaml"
-    space = yaml.safe_load(path.read_text())
-    for name, values in {"fault": ["none", "exit"], "at": ["serving", "load"], **(choices or {})}.items():
-        space["params"][name]["choices"] = values
-        space["baseline"][name] = values[0]
-    path.write_text(yaml.safe_dump(space))
-    command = [sys.executable, "-m", "autotune", verb, "--spaces", str(folder / "spaces"), "+space=t", "power=none",
-               f"outputs={folder / 'outputs'}", "objective=tokens_per_s", "study.launches=5", *overrides]
-    env = {**os.environ, "PYTHONPATH": ROOT, "COLUMNS": "200"}
-    return [subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            for _ in range(count)]
+    given = command(folder, {"fault": ["none", "exit"], "at": ["serving", "load"], **(choices or {})},
+                    "study.launches=5", *overrides, verb=verb)
+    return [subprocess.Popen(**given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(count)]
 
 
 def ended(processes: list[subprocess.Popen[str]]) -> list[str]:
@@ -71,7 +59,7 @@ def nothing_twice(found: list[TrialRecord]) -> None:
 
 
 @pytest.mark.slow
-def test_workers_share_a_study_and_measure_nothing_twice(tmp_path: pathlib.Path) -> None:
+def test_workers_share_a_study_measure_nothing_twice_and_leave_tune_to_report(tmp_path: pathlib.Path) -> None:
     said = ended(workers(tmp_path, 3))
     found = records(tmp_path)
     nothing_twice(found)
@@ -83,6 +71,8 @@ def test_workers_share_a_study_and_measure_nothing_twice(tmp_path: pathlib.Path)
         launches.setdefault(record.launch_id, set()).add(record.attrs["owner"])
     assert all(len(who) == 1 for who in launches.values())  # a launch number belongs to one worker
     assert all("this worker made" in text for text in said)
+    said = ended(workers(tmp_path, 1, "study.confirm.finalists=0", verb="tune"))
+    assert len(records(tmp_path)) == len(found) and "launch script" in said[0]
 
 
 @pytest.mark.slow
@@ -110,29 +100,14 @@ def test_the_trials_of_a_killed_worker_are_told_fail_and_asked_again(tmp_path: p
 
 
 @pytest.mark.slow
-def test_tune_after_workers_confirms_without_searching_again(tmp_path: pathlib.Path) -> None:
-    ended(workers(tmp_path, 2, "study.launches=3"))
-    before = len(records(tmp_path))
-    said, = ended(workers(tmp_path, 1, "study.launches=3", "study.confirm.finalists=0", verb="tune"))
-    assert len(records(tmp_path)) == before and "launch script" in said
-
-
-@pytest.mark.slow
-def test_a_host_of_another_kind_is_refused_with_the_reason_and_exit_4(tmp_path: pathlib.Path) -> None:
+def test_a_worker_on_a_host_of_another_kind_or_with_other_settings_is_refused(tmp_path: pathlib.Path) -> None:
     ended(workers(tmp_path, 1, "study.launches=1"))
-    file = tmp_path / "spaces" / "engine" / "standin.yaml"
-    process, = workers(tmp_path, 1, "+engine.version={use:'9.9'}")
-    said = process.communicate(timeout=600)[0]
-    assert process.returncode == 4 and said.count("\n") == 1, said
-    assert "cannot join study t" in said and "9.9" in said and file.exists()
-
-
-@pytest.mark.slow
-def test_other_settings_are_refused_as_ever(tmp_path: pathlib.Path) -> None:
-    ended(workers(tmp_path, 1, "study.launches=1"))
-    process, = workers(tmp_path, 1, "workload.output_tokens=9")
-    said = process.communicate(timeout=600)[0]
-    assert process.returncode == 2 and "made with other conditions" in said and said.count("\n") == 1
+    for override, code, says in (("+engine.version={use:'9.9'}", 4, "cannot join study t"),
+                                 ("workload.output_tokens=9", 2, "made with other conditions")):
+        process, = workers(tmp_path, 1, override)
+        said = process.communicate(timeout=600)[0]
+        assert process.returncode == code and says in said and said.count("\n") == 1, said
+        assert "9" in said
 
 
 def test_hosts_are_alike_by_number_and_model_of_their_gpus() -> None:

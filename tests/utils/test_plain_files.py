@@ -16,7 +16,7 @@ from autotune.engine.orphans import end_orphans
 from autotune.measure.agreement import AgreementSettings
 from autotune.measure.correctness import Gate
 from autotune.records import AutotuneError, UsageError
-from autotune.storage.trial import read_pivots
+from autotune.storage.schema import read_pivots
 from autotune.tuning.worker import share_references
 from autotune.utils.files import read_plain
 from tests.loadgen.harness import BUILTIN
