@@ -6,6 +6,7 @@ body and decodes one streamed event, with msgspec, into the few fields that `Tok
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections.abc import Callable, Sequence
@@ -283,7 +284,7 @@ class TokenStream:
         tokens = self._tokens(value)
         if tokens:
             self._final, self._last = value, b""
-            if tokens > self._count and not value.only_usage:
+            if tokens > self._count and (self._count or not value.only_usage):
                 self._count = tokens
                 self._add(tokens, now)
         elif value.brings_output:
@@ -291,11 +292,14 @@ class TokenStream:
 
     def _decoded(self, data: bytes) -> Event:
         try:
-            return self._decode(data)
-        except msgspec.MsgspecError as error:
+            try:
+                return self._decode(data)
+            except msgspec.ValidationError:
+                raise
+            except (msgspec.DecodeError, RecursionError):  # JSON that Python takes: NaN, half of a surrogate pair
+                return self._decode(json.dumps(http.plain(http.parsed(data))).encode())
+        except msgspec.ValidationError as error:
             raise BadAnswer(f"not an event of this API ({error}): {data[:80]!r}") from error
-        except RecursionError as error:
-            raise BadAnswer("JSON that is nested too deeply") from error
 
     def _tokens(self, value: Event) -> int | None:
         """Tokens so far, at most those that were asked for. Raises BadAnswer."""

@@ -153,7 +153,8 @@ def collect(target: Target, settings: AgreementSettings, prompts: PromptSpec, co
         pool.shutdown(cancel_futures=True)  # after a bad answer the others are not waited for
 
 
-def compare(candidate: Sequence[Output], baselines: Sequence[Sequence[Output]], settings: AgreementSettings) -> Agreement:
+def compare(candidate: Sequence[Output], baselines: Sequence[Sequence[Output]],
+            settings: AgreementSettings) -> Agreement:
     """Compare a configuration's outputs with several collections of the baseline's, prompt by prompt.
 
     Without baselines only silence and loops are found. With one, its noise is unknown and only `floor` is allowed.
