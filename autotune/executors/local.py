@@ -21,7 +21,7 @@ import msgspec
 
 from autotune.config.settings import Settings
 from autotune.crash.classify import classify
-from autotune.crash.host_evidence import HostSnapshot
+from autotune.crash.exit_status import HostSnapshot
 from autotune.engine.command import build
 from autotune.engine.gpus import Gpus, gpu_memory_used_mib
 from autotune.engine.server import Failure, Server, SupervisorFailed, free_port, suspended_s

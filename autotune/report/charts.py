@@ -312,9 +312,9 @@ def progress(story: Story) -> Figure | None:
 
 
 def _step_words(story: Story, record: TrialRecord, kind: str) -> str:
-    if kind == "crashed":
-        return one_line(f"trial {record.number}: crashed, {record.attrs.get('crash_category')}")
-    error = record.attrs.get("relative_error")
+    if record.crash is not None:
+        return one_line(f"trial {record.number}: crashed, {record.crash.category}")
+    error = record.measurement.relative_error if record.measurement is not None else None
     return f"trial {record.number}: {with_unit(record.value, story.unit)}" \
         + (f" ± {percent(error)}" if error is not None else "") + f", {kind}"
 

@@ -123,7 +123,7 @@ def fates(space: Space, records: Iterable[TrialRecord],
     launches: dict[int, tuple[Config, str | None]] = {}
     for record in records:
         if not copied(record) and ended(record):
-            key, signature = launch_key(record), record.attrs.get("crash_signature")
+            key, signature = launch_key(record), record.crash.signature if record.crash is not None else None
             if key not in launches or (launches[key][1] is None and signature is not None):
                 launches[key] = (record.config, signature)
     counted: dict[tuple[str, str], dict[str | None, int]] = {}
@@ -168,7 +168,7 @@ def _crashed(trials: Sequence[TrialRecord], tried: Mapping[Choice, Sequence[Tria
         name, others = max(company, key=lambda c: len(c[1]))
         return "shadowed", (f"tried only beside {choice_text(name, others[0].config[name])}, which crashed in "
                             f"{count(len(others), 'trial')} and never served")
-    blamed = collections.Counter(str(t.attrs.get("crash_blame")) for t in trials)
+    blamed = collections.Counter(str(t.crash.blame) for t in trials if t.crash is not None)
     blames = ", ".join(f"{blame} {n}" for blame, n in blamed.most_common())
     return "crashed", f"tried in {count(len(trials), 'trial')}, always crashed (blame: {blames})"
 

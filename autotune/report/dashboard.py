@@ -29,15 +29,15 @@ from optuna.storages import _CachedStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.measure.objective import UNITS
-from autotune.records import AutotuneError
+from autotune.records import AutotuneError, Measurement
 from autotune.report import verdict
 from autotune.report.charts import GREEN, GREY, RED, layout, load_curves, plain, progress, tradeoff
 from autotune.report.crashes import fates
-from autotune.report.measured import FIGURES, choice_text, config_text, standing
+from autotune.report.measured import FIGURES, choice_text, config_text, limited, standing
 from autotune.report.render import markdown
 from autotune.report.story import Story, read
 from autotune.report.tables import Cell, Table, table
-from autotune.storage.trial import TrialRecord
+from autotune.storage.trial import LaunchFacts, TrialRecord
 from autotune.utils.text import duration, one_line, percent, with_unit
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ def open_server(settings: Settings, study: Study, port: int = PORT) -> WSGIServe
     publish(study, read(settings, study))
     artifacts = settings.folder / "artifacts"
     artifacts.mkdir(parents=True, exist_ok=True)
-    storage: Any = study.inner._storage
-    app = wsgi(storage=FeasibleFirst(getattr(storage, "_backend", storage)),
+    app = wsgi(storage=FeasibleFirst(study.storage),
                artifact_store=FileSystemArtifactStore(str(artifacts)))
     try:
         server = make_server(HOST, port, app, _Server, _Quiet)
@@ -188,10 +187,9 @@ def annotate(study: Study, record: TrialRecord) -> None:
     """Store the note of a finished trial. Unit and limits come from the study's identity."""
     from optuna_dashboard import save_note
 
-    trial_id = study.inner._storage.get_trial_id_from_study_id_trial_number(study.inner._study_id, record.number)
     identity = study.attrs().get("identity") or {}
     unit = UNITS.get(str(identity.get("objective")), "")
-    save_note(optuna.Trial(study.inner, trial_id), note(record, unit, identity.get("limits") or {}))
+    save_note(study.trial(record.number), note(record, unit, identity.get("limits") or {}))
 
 
 def attach(trial: optuna.Trial, artifacts: pathlib.Path, files: Iterable[pathlib.Path]) -> list[str]:
@@ -219,50 +217,41 @@ def _end(file: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
 
 def note(record: TrialRecord, unit: str, limits: Mapping[str, float]) -> str:
     """The note of one trial in Markdown."""
-    attrs = record.attrs
-    measured = not record.crashed and record.state != "FAIL"
-    reasons = attrs.get("window_reasons") or []
-    window = [f"window {duration(attrs['window_s'])}" if attrs.get("window_s") else "",
-              f"{attrs['requests']:,} requests" if isinstance(attrs.get("requests"), int) else "",
-              f"not comparable: {', '.join(reasons)}" if reasons else ""]
+    crash, m, launch = record.crash, record.measurement, record.launch
+    window = [f"window {duration(m.window_s)}", f"{m.requests:,} requests",
+              f"not comparable: {', '.join(m.reasons)}" if m.reasons else ""] if m is not None else []
     spent = [f"launch {record.launch_id}" if record.launch_id is not None else "",
-             f"{duration(attrs['launch_s'])} to start" if attrs.get("launch_s") else "",
-             f"{duration(attrs['cost_s'])} in all" if attrs.get("cost_s") is not None else ""]
-    crash = record.crash
-    shown = "; ".join(w for w in window if w) if measured else ""
+             f"{duration(record.launch_s)} to start" if record.launch_s else "",
+             f"{duration(record.cost_s)} in all" if record.cost_s is not None else ""]
     return markdown(
         "note.jinja", standing=standing(record), config=config_text(record.config), crash=crash,
-        excerpt=wrapped(crash.excerpt[-EXCERPT:]) if crash and crash.excerpt.strip() else "",
-        figures=_figures(record, unit, limits) if measured else None,
-        energy_source=attrs.get("energy_source") if measured else None, energy_assumed=attrs.get("energy_assumed"),
-        energy_reasons=attrs.get("energy_reasons") or [], window=shown[:1].upper() + shown[1:] + "." if shown else "",
-        fail_reason=attrs.get("fail_reason"), same_as=attrs.get("same_as"),
-        command=_command(attrs) if attrs.get("server_argv") else "", spent=", ".join(s for s in spent if s))
+        excerpt=wrapped(crash.excerpt[-EXCERPT:]) if crash is not None and crash.excerpt.strip() else "",
+        figures=_figures(record, m, unit, limits) if m is not None else None, energy=m and m.energy,
+        window="; ".join(w for w in window if w), fail_reason=record.start.fail_reason, same_as=record.same_as,
+        command=_command(launch) if launch.argv else "", spent=", ".join(s for s in spent if s))
 
 
-def _figures(record: TrialRecord, unit: str, limits: Mapping[str, float]) -> Table | None:
-    attrs = record.attrs
-    ratios = attrs.get("limit_ratios") or {}
+def _figures(record: TrialRecord, m: Measurement, unit: str, limits: Mapping[str, float]) -> Table:
     rows: list[tuple[str | Cell, ...]] = []
     if record.value is not None:
-        error = attrs.get("relative_error")
-        rows.append((Cell("Objective", "strong"), Cell(with_unit(record.value, unit)
-                     + (f" ± {percent(error)}" if error is not None else ""), "strong"), ""))
+        error = "" if m.relative_error is None else f" ± {percent(m.relative_error)}"
+        rows.append((Cell("Objective", "strong"), Cell(with_unit(record.value, unit) + error, "strong"), ""))
+    figures = record.figures
     for name, (title, of) in FIGURES.items():
-        if isinstance(value := attrs.get(name), int | float):
-            shown = with_unit(limits[name], of) if name in limits else ""
-            ratio = ratios.get(name)
-            room = "" if ratio is None else verdict.headroom(ratio)
-            over = ratio is not None and ratio > 1
-            rows.append((title, with_unit(value, of), Cell(f"{shown}{room}".strip(), "strong" if over else "")))
-    return table(("Figure", ">Measured", "Limit"), rows) if rows else None
+        if name in figures:
+            limit = next((x for x in limits if limited(x) == name), name)
+            ratio = record.ratios.get(limit)
+            shown = (with_unit(limits[limit], of) if limit in limits else "") + verdict.headroom(ratio)
+            rows.append((title, with_unit(figures[name], of),
+                         Cell(shown.strip(), "strong" if ratio is not None and ratio > 1 else "")))
+    return table(("Figure", ">Measured", "Limit"), rows)
 
 
-def _command(attrs: Mapping[str, Any]) -> str:
+def _command(launch: LaunchFacts) -> str:
     """The server's environment and command, a flag with its values on each line."""
-    env = [f"{k}={shlex.quote(str(v))}" for k, v in (attrs.get("server_env") or {}).items()]
+    env = [f"{k}={shlex.quote(v)}" for k, v in (launch.env or {}).items()]
     lines: list[list[str]] = [env] if env else []
-    for i, arg in enumerate(map(str, attrs["server_argv"])):
+    for i, arg in enumerate(launch.argv):
         if i == 0 or arg.startswith("--"):
             lines.append([])
         lines[-1].append(shlex.quote(arg))

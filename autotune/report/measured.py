@@ -52,22 +52,22 @@ class Tested:
 
     @property
     def energy_source(self) -> str | None:
-        return self.record.attrs.get("energy_source")
+        return self.record.measurement.energy.source if self.record.measurement is not None else None
 
     @property
     def energy_assumed(self) -> bool:
-        return bool(self.record.attrs.get("energy_assumed"))
+        return self.record.measurement is not None and self.record.measurement.energy.assumed
 
 
 def valid(record: TrialRecord) -> bool:
     """True for a trial whose measurement may be compared with others."""
-    return (record.state == "COMPLETE" and record.value is not None and not record.crashed
-            and not record.attrs.get("invalid_reasons"))
+    return (record.state == "COMPLETE" and record.value is not None and record.measurement is not None
+            and not record.invalid_reasons)
 
 
 def copied(record: TrialRecord) -> bool:
     """True for a trial that repeats another's outcome: both configurations resolve to the same server."""
-    return record.attrs.get("same_as") is not None
+    return record.same_as is not None
 
 
 def ended(record: TrialRecord) -> bool:
@@ -76,17 +76,16 @@ def ended(record: TrialRecord) -> bool:
 
 def standing(record: TrialRecord) -> str:
     """A trial's outcome in a few words."""
-    attrs = record.attrs
-    if record.crashed:
-        return one_line(f"CRASHED at {attrs['crash_stage']}: {attrs['crash_category']}")
+    if record.crash is not None:
+        return one_line(f"CRASHED at {record.crash.stage}: {record.crash.category}")
     if record.state == "FAIL":
         return "FAILED (not the configuration's fault)"
     if record.state in ("RUNNING", "WAITING"):
         return record.state.capitalize()
-    if attrs.get("invalid_reasons") or record.value is None:
-        return one_line(f"INVALID: {', '.join(attrs.get('invalid_reasons') or ['no value'])}")
-    if attrs.get("violated"):
-        return one_line(f"INFEASIBLE: breaks {', '.join(attrs['violated'])}")
+    if record.invalid_reasons or record.value is None:
+        return one_line(f"INVALID: {', '.join(record.invalid_reasons or ['no value'])}")
+    if record.score is not None and record.score.violated:
+        return one_line(f"INFEASIBLE: breaks {', '.join(record.score.violated)}")
     return "Feasible" if record.feasible else "INFEASIBLE"
 
 
@@ -94,7 +93,7 @@ def tested(records: Iterable[TrialRecord]) -> list[Tested]:
     """Every configuration with a valid measurement of its own, best feasible first."""
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
-        if valid(record) and not copied(record) and record.attrs.get("confirm") not in (ALONE, BESIDE):
+        if valid(record) and not copied(record) and record.confirm not in (ALONE, BESIDE):
             groups.setdefault(config_key(record.config), []).append(record)
     return sorted((_merge(group) for group in groups.values()), key=lambda t: (not t.feasible, -t.value))
 
@@ -113,24 +112,17 @@ def changed(baseline: Config, other: Config) -> dict[str, tuple[Value | None, Va
 
 def _merge(group: Sequence[TrialRecord]) -> Tested:
     numbers = tuple(r.number for r in group)
-    group = [r for r in group if r.attrs.get("confirm") is not None] or group
+    group = [r for r in group if r.confirm is not None] or group
     values = [r.value for r in group if r.value is not None]
-    errors = [r.attrs.get("relative_error") for r in group]
-    known = [float(e) for e in errors if e is not None and math.isfinite(e)]
+    errors = [r.measurement.relative_error for r in group if r.measurement is not None]
+    known = [e for e in errors if e is not None and math.isfinite(e)]
     error = math.sqrt(sum(e * e for e in known)) / len(known) if known and len(known) == len(group) else None
-    ratios = _means([r.attrs.get("limit_ratios") or {} for r in group])
+    ratios = _means([r.ratios for r in group])
+    figures = {name: value for name, value in _means([r.figures for r in group]).items()
+               if name in FIGURES or LATENCY.fullmatch(name)}
     feasible = any(r.feasible for r in group) and all(ratio <= 1 for ratio in ratios.values())
     return Tested(group[-1].config, numbers, sum(values) / len(values), error, feasible,
-                  _means([_figures(r) for r in group]), ratios, group[-1])
-
-
-def _figures(record: TrialRecord) -> dict[str, float]:
-    figures = {name: float(value) for name, value in record.attrs.items()
-               if (name in FIGURES or LATENCY.fullmatch(name)) and isinstance(value, int | float)}
-    requests, errors = record.attrs.get("requests"), record.attrs.get("errors")
-    if isinstance(requests, int) and isinstance(errors, int) and requests + errors > 0:
-        figures.setdefault("error_rate", errors / (requests + errors))
-    return figures
+                  figures, ratios, group[-1])
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -80,9 +80,9 @@ def content_of(story: Story) -> dict[str, Any]:
     commands = [str(made["command"])] if made.get("command") else []
     if commands and story.winner is not None:
         commands += [commands[0].replace(" tune ", f" {verb} ", 1) for verb in ("export", "dashboard")]
-    argv = story.winner.record.attrs.get("server_argv") if story.winner is not None else None
+    argv = story.winner.record.launch.argv if story.winner is not None else ()
     return {"story": story, "head": _head(story), "facts": _facts(story), "commands": "\n".join(commands),
-            "server_command": shlex.join(str(a) for a in argv) if argv else "", "tradeoff": charts.tradeoff(story),
+            "server_command": shlex.join(argv), "tradeoff": charts.tradeoff(story),
             "load_curves": charts.load_curves(story), "progress": charts.progress(story)}
 
 

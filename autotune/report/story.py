@@ -14,7 +14,7 @@ import gc
 import json
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -292,11 +292,8 @@ def _counts(records: Sequence[TrialRecord]) -> Counts:
 
 
 def _spent(records: Sequence[TrialRecord]) -> Spent:
-    def total(name: str, some: Iterable[TrialRecord]) -> float:
-        return sum(float(r.attrs.get(name) or 0) for r in some)
-
     starts = [r.started for r in records if isinstance(r.started, datetime.datetime)]
     ends = [r.ended for r in records if isinstance(r.ended, datetime.datetime)]
     wall = (max(ends) - min(starts)).total_seconds() if starts and ends else None
-    return Spent(wall, total("cost_s", records), total("launch_s", records),
-                 total("cost_s", (r for r in records if r.crashed)))
+    return Spent(wall, sum(r.cost_s or 0.0 for r in records), sum(r.launch_s or 0.0 for r in records),
+                 sum(r.cost_s or 0.0 for r in records if r.crashed))

@@ -322,7 +322,7 @@ def untried(story: Story) -> Table:
 def trials(story: Story) -> Table:
     rows: list[tuple[str | Cell, ...]] = []
     for r in story.records:
-        shown = [number(x) if x else "" for x in (r.attrs.get("tokens_per_s"), r.attrs.get("watts"))]
+        shown = [number(x) if x else "" for x in map(r.figures.get, ("tokens_per_s", "watts"))]
         rows.append((str(r.number), "" if r.launch_id is None else str(r.launch_id),
                      changes_text(story.space.baseline, r.config, absent="-") or "baseline",
                      number(r.value) if r.value is not None else "", *shown,

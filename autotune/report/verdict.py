@@ -57,7 +57,7 @@ def support(story: Story) -> str:
     if story.conclusion is Conclusion.NOTHING_MEASURED:
         crashed = count(story.counts.crashed, "trial")
         words.append(f"{crashed} of {story.counts.trials:,} crashed." if story.counts.trials else "No trial was run.")
-        doubts = collections.Counter(r for record in story.records for r in record.attrs.get("invalid_reasons") or ())
+        doubts = collections.Counter(r for record in story.records for r in record.invalid_reasons)
         if doubts:
             reasons = ", ".join(f"{one_line(reason)} {n}" for reason, n in doubts.most_common(3))
             invalid = count(story.counts.invalid, "measurement")
@@ -169,7 +169,7 @@ def energy_words(entry: Tested | None) -> str:
     source = entry.energy_source if entry else None
     if source is None or source == "none":
         return "not measured"
-    scope = entry.record.attrs.get("energy_scope") if entry else None
+    scope = entry.record.measurement.energy.scope if entry and entry.record.measurement is not None else None
     meter = source + (f" ({one_line(scope)})" if scope else "")
     return f"{meter}, ASSUMED from a configured constant, not measured" if entry and entry.energy_assumed else meter
 
@@ -247,7 +247,7 @@ def neighbour_words(story: Story) -> str:
     """Trials measured side by side and the effect on the baseline; "" where everything ran alone."""
     from autotune.tuning.interference import sentence
 
-    beside = sum(bool(r.attrs.get("neighbours")) for r in story.records if not r.attrs.get("confirm"))
+    beside = sum(bool(r.launch.neighbours) for r in story.records if not r.confirm)
     if not beside:
         return ""
     effect = sentence(dict(story.neighbours)) if story.neighbours else \

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.search.crash_model import CrashModel
-from autotune.search.grid import Codes, Grid
+from autotune.search.grid import Codes, Floats, Grid
 from autotune.search.observations import MOST_REPEATS, NOISE, Key, Observations
-from autotune.search.value_model import Posterior, expected_improvement, normal_cdf
+from autotune.search.value_model import Data, Posterior, Prior, expected_improvement, normal_cdf
 
-Floats = NDArray[np.float64]
 Belief = tuple[float, Posterior]  # (weight, value model)
 
 BLIND_GAIN = 0.1  # expected gain of a launch before the first measurement
@@ -185,3 +183,86 @@ def unfamiliar(memory: Observations, crashes: CrashModel, posterior: Posterior, 
     open_ = grid.allowed(row)[0] & (crashes.chance_serving(row)[0] >= SAFE) & (seen.ratios[:, 0] > 0).any(axis=0)
     open_[[*here.values, *here.load_crashes]] = False
     return int(np.argmax(np.where(open_, seen.mean[0], -np.inf))) if open_.any() else None
+
+
+def assuming_baseline_starts(crashes: CrashModel, baseline: Key, busy: Collection[Key]) -> CrashModel:
+    """The crash model under the assumption that a pending baseline comes up."""
+    if baseline not in busy:
+        return crashes
+    passed = np.concatenate([crashes.passed, np.array([baseline], dtype=np.int16)])
+    return CrashModel(crashes.grid, passed, crashes.served, crashes.failures)
+
+
+def without_choices_under_test(crashes: CrashModel, rows: Codes, worth: Floats, busy: Sequence[Key],
+                               least: float) -> Floats:
+    """(n,) worth with 0 for choices that pending launches try first; unchanged if nothing else is worth `least`.
+
+    A choice that exists only together with another new choice does not count.
+    """
+    tested = np.zeros(len(rows), dtype=bool)
+    for column, (param, seen) in enumerate(zip(crashes.grid.server_params, crashes.seen, strict=True)):
+        if param.when and not seen[:-1].any():
+            continue
+        first = [key[column] for key in busy if key[column] < len(param.choices) and not seen[key[column]]]
+        tested |= np.isin(rows[:, column], first)
+    return np.where(tested, 0.0, worth) if (worth[~tested] >= least).any() else worth
+
+
+def with_pending(data: Data, belief: Posterior, rows: Codes, loads: Sequence[int]) -> Data:
+    """Measurements plus the pending ones at their expected values: means stay, uncertainty shrinks."""
+    seen = belief.predict(rows)
+    at = np.arange(len(rows)), np.array(loads, dtype=np.intp)
+    y = np.stack([seen.mean[at], *(ratio[at] for ratio in seen.ratios)], axis=1)
+    return Data(np.concatenate([data.rows, rows]), np.concatenate([data.loads, at[1]]),
+                np.concatenate([data.y, y.reshape(len(rows), data.y.shape[1])]),
+                np.concatenate([data.noise, np.full(len(rows), NOISE)]))
+
+
+def expected_from_prior(prior: Prior, rows: Codes, loads: Sequence[int]) -> Data:
+    """Pending measurements at their prior means, before the first real measurement."""
+    at = np.array(loads, dtype=np.intp)
+    y = prior.mean(rows)[np.arange(len(rows)), at]
+    return Data(rows, at, y[:, None], np.full(len(rows), NOISE))
+
+
+def expected_best(best: float, belief: Posterior, rows: Codes, chance: Floats) -> float:
+    """Expected log objective of the best configuration after the pending launches.
+
+    rows: (n, P) pending server parts; chance: (n, L) probability of a measurement under each load part.
+    """
+    seen = belief.predict(rows)
+    kept = np.all([ratio <= 0 for ratio in seen.ratios], axis=0)
+    return best + float((chance * kept * np.maximum(seen.mean - best, 0.0)).max(initial=0.0))
+
+
+def chance_to_stay_best(best: float, belief: Posterior, rows: Codes, chance: Floats) -> float:
+    """Probability that no pending launch beats the best; arguments as in `expected_best`."""
+    seen = belief.predict(rows)
+    better = chance * normal_cdf((seen.mean - best) / seen.sd)
+    for ratio in seen.ratios:
+        better = better * normal_cdf(-ratio / seen.sd)
+    return float(np.prod(1 - better.max(axis=1)))
+
+
+def best_configuration(memory: Observations, posterior: Posterior) -> tuple[Key, int, float] | None:
+    """(server, load, log objective) of the best feasible configuration, None without any.
+
+    Its score is mean minus sd, plus the log probability that it keeps the limits.
+
+    A mean alone would prefer a lucky measurement to a repeated one.
+    """
+    feasible = memory.leading()
+    if not feasible:
+        return None
+    keys = list(dict.fromkeys(key for key, _ in feasible))
+    seen = posterior.predict(np.array(keys, dtype=np.int16))
+    found: tuple[float, float, Key, int] | None = None
+    for key, load in feasible:
+        ratios, noise = memory.ratios(key, load)
+        kept = float(np.prod(normal_cdf(-ratios / noise)))
+        at = keys.index(key), load
+        value = float(seen.mean[at])
+        score = value - float(seen.sd[at]) + math.log(max(kept, 1e-9))
+        if found is None or score > found[0]:
+            found = score, value, key, load
+    return None if found is None else (found[2], found[3], found[1])

@@ -17,10 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.records import Blame, Crash, Stage, Value
-from autotune.search.grid import Codes, Grid
+from autotune.search.grid import Codes, Floats, Grid
 from autotune.space.space import Param
-
-Floats = NDArray[np.float64]
 
 # Relative prior probability that a given single choice, pair or triple is the cause of a crash; for crashes blamed on
 # the environment, the cause is nearly always one feature that the host lacks.

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.search.crash_hypotheses import COMMON, Culprit, Failure, Floats, Group
-from autotune.search.grid import Codes, Grid, Mask
+from autotune.search.crash_hypotheses import COMMON, Culprit, Failure, Group
+from autotune.search.grid import Codes, Floats, Grid, Mask
 
 RATE = 0.1  # prior share of faulty single choices
 PAIR_RATE = 0.02  # prior share of faulty pairs

@@ -20,6 +20,7 @@ from autotune.space.space import Param, Space
 
 Codes = NDArray[np.int16]
 Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
 ENUMERATED = 3000  # most server parts to enumerate; a larger space is sampled with this size
 

@@ -1,4 +1,4 @@
-"""Pivots: regions of the space that are closed or reopened by a sum, computed anew before every launch.
+"""Pivots, retries and stops: regions closed or reopened by a sum that is computed anew before every launch.
 
 A region is a choice that never came up since it was part of a crash, a choice that comes up but was never measured
 since it was part of a crash under load, or a combination of choices that most probably crashes. An open region of the
@@ -12,20 +12,19 @@ worse alternatives reopen a region. A region with a large gain gets one more pro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.records import Blame, Value
-from autotune.search import crash_hypotheses as crash_features
 from autotune.search.acquisition import Forecast
-from autotune.search.crash_hypotheses import Failure
+from autotune.search.crash_hypotheses import Failure, named
 from autotune.search.crash_model import CrashModel
-from autotune.search.grid import Grid, Mask
-from autotune.search.protocol import Pivot
+from autotune.search.grid import Codes, Floats, Grid, Mask
+from autotune.search.observations import Key, Observations
+from autotune.search.protocol import Launch, Pivot, Stop, StopKind
 
-Floats = NDArray[np.float64]
 When = Mapping[int, tuple[int, ...]]  # codes by column
 
 SUSPICION = 0.1  # least probability of a part in a crash that makes a choice a suspect
@@ -166,10 +165,30 @@ def _lacks(grid: Grid, names: Mapping[str, tuple[Value, ...]], evidence: tuple[F
     param = next(p for p in grid.params if p.name == name)
     for failure in evidence:
         crash = failure.crash
-        if crash.blame is Blame.ENVIRONMENT and (crash_features.named(param, choices, crash.category) or (
-                part >= CERTAIN and crash_features.named(param, choices, crash.excerpt))):
+        if crash.blame is Blame.ENVIRONMENT and (named(param, choices, crash.category) or (
+                part >= CERTAIN and named(param, choices, crash.excerpt))):
             return crash.category
     return None
+
+
+def changes(memory: Observations, forecast: Forecast, before: Mapping[str, Region],
+            regions: Sequence[Region]) -> list[Pivot]:
+    """Pivots that lead from the regions closed `before`, by name, to the present state of the regions."""
+    grid, launches = memory.grid, memory.launches
+    now = {region.name: region for region in regions}
+    pivots = [record(grid, forecast, region, launches) for region in regions
+              if region.why is not None and region.name not in before]
+    for name, old in before.items():
+        opened = now.get(name)
+        if opened is None:
+            if (memory.measured if old.under_load else memory.came_up)(old.when):
+                why = "it was measured" if old.under_load else "it came up"
+                pivots.append(record(grid, forecast, old, launches, why))
+        elif opened.why is None:
+            changed = len(opened.evidence) != len(old.evidence) or opened.chance > old.chance + 0.01
+            why = f"its chance is now {opened.chance:.0%}" if changed else "other launches gain less now"
+            pivots.append(record(grid, forecast, opened, launches, why))
+    return pivots
 
 
 def record(grid: Grid, forecast: Forecast, region: Region, after_launches: int, reopened: str | None = None) -> Pivot:
@@ -211,3 +230,100 @@ def _top(forecast: Forecast, inside: Mask) -> float:
 def _choice(grid: Grid, column: int, code: int) -> Value:
     choices = grid.params[column].choices
     return choices[code] if code < len(choices) else "absent"
+
+
+HOPELESS = 0.1  # chance of the best launch below which a study without any running server ends
+DEAD_LAUNCHES = 20  # crashed launches without a success that end the search
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """State of the search: best configuration, closed regions, whether other workers are busy."""
+
+    best: tuple[Key, int] | None
+    closed: Sequence[str]
+    busy: bool
+
+
+def stop_reason(memory: Observations, forecast: Forecast, worth: Floats, standing: Standing,
+                least: float) -> Stop | None:
+    """The reason to stop; None while a launch is expected to gain at least `least`."""
+    came_up = any(s.came_up for s in memory.servers.values())
+    told = summary(memory, standing.best)
+    if not forecast.gain.size or forecast.gain.max() <= 0:
+        if standing.busy:
+            return Stop(StopKind.EXHAUSTED, "other workers are measuring every remaining configuration")
+        if not came_up:
+            return Stop(StopKind.CRASHES, f"all {memory.launches} launches crashed, and no configuration is left")
+        return Stop(StopKind.EXHAUSTED, f"no configuration is left to try: {told}")
+    if not came_up and (memory.launches >= DEAD_LAUNCHES or forecast.chance.max() < HOPELESS):
+        return Stop(StopKind.CRASHES, f"all {memory.launches} launches crashed; the best remaining one has a chance of "
+                    f"{forecast.chance.max():.0%}")
+    if came_up and standing.best is not None and worth.max() < least:
+        gave_up = f"; closed: {', '.join(sorted(standing.closed))}" if standing.closed else ""
+        return Stop(StopKind.GAIN, f"{told}: no remaining launch is expected to gain {least:.2%} "
+                    f"(the best one {worth.max():.2%}){gave_up}")
+    if worth.max() <= 0:
+        return Stop(StopKind.CRASHES, "every remaining region is closed: see the pivots")
+    return None
+
+
+def summary(memory: Observations, best: tuple[Key, int] | None) -> str:
+    """Comparison of the best configuration with the baseline, in words."""
+    if best is None:
+        return "nothing feasible was measured"
+    server, load = memory.grid.space.split(memory.grid.space.baseline)
+    if best == (memory.key(server), memory.grid.load_index(load)):
+        return "the baseline is already the best"
+    if best[0] == memory.key(server):
+        return "the baseline's server is already the best, under another load"
+    return "the best so far stands"
+
+
+BASELINE_CHANCE = 0.95
+RETRY_CHANCE = 0.5
+
+
+def after_crashes(memory: Observations, crashes: CrashModel, busy: AbstractSet[Key],
+         candidates: Callable[[], Codes]) -> Launch | Stop | None:
+    """A retry after a transient crash, a check of the host after an environment crash, or None."""
+    for key, server in memory.servers.items():
+        crashes_here = server.launch_crashes
+        if (not server.came_up and len(crashes_here) == 1 and crashes_here[0].blame is Blame.TRANSIENT
+                and key not in busy):
+            return Launch(memory.grid.server(server.row), f"its crash ({crashes_here[0].category}) looked transient: "
+                          "one retry, then it counts against the configuration", 0.0, RETRY_CHANCE, intent="retry")
+    return _confirmation(memory, crashes, busy, candidates)
+
+
+def _confirmation(memory: Observations, crashes: CrashModel, busy: AbstractSet[Key],
+                  candidates: Callable[[], Codes]) -> Launch | Stop | None:
+    """One launch of the last good configuration if an environment crash may mean that the host is broken.
+
+    A crashed configuration with a choice that never came up needs no check: the host lacks that feature.
+    """
+    confirmed = {crash.signature for passes, _, crash in memory.environment if memory.passes > passes}
+    doubted = [e for e in memory.environment if e[0] == memory.passes and e[2].signature not in confirmed]
+    if memory.last_good is not None:
+        doubted = [e for e in doubted if all(seen[code] for seen, code in zip(crashes.seen, e[1], strict=True))]
+    if not doubted:
+        return None
+    crash = doubted[0][2]
+    if memory.last_good is not None:
+        good = memory.servers[memory.last_good]
+        if good.launch_crashes:
+            return Stop(StopKind.HOST, f"{crash.category} was blamed on the environment, and the last good "
+                        "configuration does not start any more: repair this host")
+        if memory.last_good in busy:
+            return None
+        return Launch(memory.grid.server(good.row), f"{crash.category} was blamed on the environment: the last good "
+                      "configuration shows whether this host still works", 0.0, BASELINE_CHANCE, intent="confirm")
+    if len(doubted) > 1:
+        return Stop(StopKind.HOST, f"{crash.category} was blamed on the environment, and so was a configuration "
+                    "that shares as little as possible with it: nothing can run here")
+    rows = candidates()
+    shared = (rows == np.array(doubted[0][1], dtype=np.int16)).sum(axis=1)
+    far = rows[shared == shared.min()]
+    pick = far[int(np.argmax(crashes.chance(far)))]
+    return Launch(memory.grid.server(pick), f"{crash.category} was blamed on the environment: a configuration that "
+                  "shares as little as possible with it shows whether anything can run here", 0.0, RETRY_CHANCE)

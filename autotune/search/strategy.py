@@ -15,18 +15,38 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.records import Config
-from autotune.search import pending, stopping
-from autotune.search import transfer as past_studies
-from autotune.search.acquisition import Belief, Costs, Forecast, forecast_launches, next_load, repeats, unfamiliar
+from autotune.search.acquisition import (
+    Belief,
+    Costs,
+    Forecast,
+    assuming_baseline_starts,
+    best_configuration,
+    chance_to_stay_best,
+    expected_best,
+    expected_from_prior,
+    forecast_launches,
+    next_load,
+    repeats,
+    unfamiliar,
+    with_pending,
+    without_choices_under_test,
+)
 from autotune.search.crash_hypotheses import Culprit
 from autotune.search.crash_model import CrashModel
-from autotune.search.grid import Codes, Grid
+from autotune.search.grid import Codes, Floats, Grid
 from autotune.search.observations import MANY, Key, Observations
 from autotune.search.protocol import Best, Launch, Limits, Observation, Pivot, Stop, StopKind
-from autotune.search.regions import Region, evaluate_regions, record
-from autotune.search.stopping import BASELINE_CHANCE, after_crashes
-from autotune.search.transfer import Past
-from autotune.search.value_model import Floats, Prior, Strengths, ValueModel, normal_cdf
+from autotune.search.regions import (
+    BASELINE_CHANCE,
+    Region,
+    Standing,
+    after_crashes,
+    changes,
+    evaluate_regions,
+    stop_reason,
+)
+from autotune.search.transfer import Past, report
+from autotune.search.value_model import Prior, Strengths, ValueModel
 from autotune.space.space import Space
 
 __all__ = ["LaunchAware", "Limits"]
@@ -107,7 +127,7 @@ class LaunchAware:
         if self.past is None:
             return None
         self._learn(True)
-        return past_studies.report(self.past, self._prior, self.memory.measurements(), self._trust_in_crashes())
+        return report(self.past, self._prior, self.memory.measurements(), self._trust_in_crashes())
 
     def propose(self) -> Launch | Stop:
         """The next launch, deterministic given seed, observations and pending launches."""
@@ -157,7 +177,7 @@ class LaunchAware:
         """True if a server leads with an uncertain value and probably keeps the lead."""
         if best != key or not self.memory.uncertain(key, load):
             return False
-        return not self._busy or pending.chance_to_stay_best(value, self._beliefs[0][1], *self._pending()) >= LIKELY
+        return not self._busy or chance_to_stay_best(value, self._beliefs[0][1], *self._pending()) >= LIKELY
 
     def _compared(self, key: Key) -> int | None:
         """The baseline's own load part, for its server, until it is measured: the reference of all comparisons."""
@@ -184,18 +204,19 @@ class LaunchAware:
     def _search(self) -> Launch | Stop:
         self._learn(True)
         baseline = self.memory.key(self.space.split(self.space.baseline)[0])
-        crashes = pending.assuming_baseline_starts(self._crashes, baseline, self._busy)
+        crashes = assuming_baseline_starts(self._crashes, baseline, self._busy)
         forecast = self._forecast(self._candidates(), self._expecting(True), self._busy, crashes)
         worth, regions = evaluate_regions(self.grid, forecast, crashes, self.limits.gain, len(self._busy))
         new = crashes.new(forecast.rows)
         if self._busy:
-            worth = pending.without_choices_under_test(crashes, forecast.rows, worth, sorted(self._busy),
+            worth = without_choices_under_test(crashes, forecast.rows, worth, sorted(self._busy),
                                                        self.limits.gain)
         fewest = int(new[worth >= self.limits.gain].min(initial=self.grid.width))
         worth[new > max(NEW, fewest)] = 0.0
-        self._decide(forecast, regions)
-        standing = stopping.Standing(self._best[:2] if self._best else None, list(self._closed), bool(self._busy))
-        stop = stopping.why(self.memory, forecast, worth, standing, self.limits.gain)
+        self._pivots += changes(self.memory, forecast, self._closed, regions)
+        self._closed = {region.name: region for region in regions if region.why is not None}
+        standing = Standing(self._best[:2] if self._best else None, list(self._closed), bool(self._busy))
+        stop = stop_reason(self.memory, forecast, worth, standing, self.limits.gain)
         doubts = self._sceptical_check(forecast, regions) if stop is not None and stop.kind is StopKind.GAIN else None
         if doubts is not None:
             forecast, worth = doubts
@@ -224,12 +245,12 @@ class LaunchAware:
                  for row in rows]
         strengths = self._strengths
         if self._beliefs:
-            data = pending.expected(self.memory.measurements(), self._beliefs[0][1], rows, loads)
+            data = with_pending(self.memory.measurements(), self._beliefs[0][1], rows, loads)
         else:
             strengths, every = self._value.usual_strengths(), len(self.grid.load_rows)
             if whole:
                 rows, loads = np.repeat(rows, every, axis=0), list(range(every)) * len(rows)
-            data = pending.expected_from_prior(self._prior, rows, loads)
+            data = expected_from_prior(self._prior, rows, loads)
         return [(weight, self._value.fit(data, some)) for weight, some in strengths]
 
     def _pending(self) -> tuple[Codes, Floats]:
@@ -249,7 +270,7 @@ class LaunchAware:
         """Log objective to beat; None while nothing feasible is measured or pending."""
         if self._best is None or not self._busy:
             return self._best[2] if self._best else beliefs[0][1].level if beliefs and not self._beliefs else None
-        return pending.standing(self._best[2], self._beliefs[0][1], *self._pending())
+        return expected_best(self._best[2], self._beliefs[0][1], *self._pending())
 
     def _sceptical_check(self, forecast: Forecast, regions: Sequence[Region]) -> tuple[Forecast, Floats] | None:
         """A launch that pays under large effects and interactions, or None.
@@ -286,28 +307,6 @@ class LaunchAware:
             return (f"isolates {' and '.join(where)}: {chance:.0%} chance to start, may gain up to "
                     f"{float(forecast.upper[pick]):.1%}")
         return f"{gain:.1%} expected gain if it starts; {chance:.0%} chance to start"
-
-    def _decide(self, forecast: Forecast, regions: Sequence[Region]) -> None:
-        """Record the regions that were closed or reopened since the last launch."""
-        closed = {r.name: r for r in regions if r.why is not None}
-        now = {r.name: r for r in regions}
-        for name, region in closed.items():
-            if name not in self._closed:
-                self._pivots.append(record(self.grid, forecast, region, self.memory.launches))
-        for name, before in self._closed.items():
-            if name in closed:
-                continue
-            opened = now.get(name)
-            if opened is None:
-                works = self.memory.measured if before.under_load else self.memory.came_up
-                if works(before.when):
-                    said = "it was measured" if before.under_load else "it came up"
-                    self._pivots.append(record(self.grid, forecast, before, self.memory.launches, said))
-                continue
-            changed = len(opened.evidence) != len(before.evidence) or opened.chance > before.chance + 0.01
-            why = f"its chance is now {opened.chance:.0%}" if changed else "other launches gain less now"
-            self._pivots.append(record(self.grid, forecast, opened, self.memory.launches, why))
-        self._closed = closed
 
     def _candidates(self) -> Codes:
         rng = np.random.default_rng([self.seed, self.memory.count])
@@ -352,28 +351,7 @@ class LaunchAware:
             self._known = known
             self._crashes = CrashModel(self.grid, memory.passed(), memory.served(), memory.evidence(),
                                        self._crashes)
-        self._best = self._find_best()
-
-    def _find_best(self) -> tuple[Key, int, float] | None:
-        """The feasible configuration with the best mean minus sd, times the probability that it keeps the limits.
-
-        A mean alone would prefer a lucky measurement to a repeated one.
-        """
-        feasible = self.memory.leading()
-        if not feasible or not self._beliefs:
-            return None
-        keys = list(dict.fromkeys(key for key, _ in feasible))
-        seen = self._beliefs[0][1].predict(np.array(keys, dtype=np.int16))
-        found: tuple[float, float, Key, int] | None = None
-        for key, load in feasible:
-            ratios, noise = self.memory.ratios(key, load)
-            kept = float(np.prod(normal_cdf(-ratios / noise)))
-            at = keys.index(key), load
-            value = float(seen.mean[at])
-            score = value - float(seen.sd[at]) + math.log(max(kept, 1e-9))
-            if found is None or score > found[0]:
-                found = score, value, key, load
-        return None if found is None else (found[2], found[3], found[1])
+        self._best = best_configuration(memory, self._beliefs[0][1]) if self._beliefs else None
 
 
 def _row(key: Key) -> Codes:

@@ -22,10 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.records import Value
-from autotune.search.grid import Codes, Grid
+from autotune.search.grid import Codes, Floats, Grid
 from autotune.space.space import Param
-
-Floats = NDArray[np.float64]
 
 OVERALL = 1.0  # sd of the unknown level after centring
 LOAD = 0.8  # sd of the curve over the load
