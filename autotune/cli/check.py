@@ -10,7 +10,7 @@ from autotune.engine.host import installed
 from autotune.engine.spec import text
 from autotune.executors.preflight import Preflight
 from autotune.records import Config
-from autotune.storage.urls import backend, hidden, sqlite_file, sqlite_url
+from autotune.storage.database import backend, redacted, sqlite_file, sqlite_url
 from autotune.utils.redact import Redactor
 from autotune.utils.text import SPELLED, printable
 
@@ -36,7 +36,7 @@ def where(settings: Settings, side_by_side: int) -> list[str]:
     else:
         count = "one at a time" if side_by_side == 1 else f"up to {side_by_side} side by side"
         launches = f"on this host, {count} (executor=local, parallel.slots={settings.parallel.slots})"
-    return [f"study    {settings.study_name}, in {settings.folder}, kept in {hidden(url)}{begun}",
+    return [f"study    {settings.study_name}, in {settings.folder}, kept in {redacted(url)}{begun}",
             f"launches {launches}"]
 
 

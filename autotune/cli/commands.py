@@ -20,7 +20,7 @@ from autotune.engine.orphans import end_orphans
 from autotune.executors import open_executor, preflight, topology
 from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError
 from autotune.space.constraints import Rule
-from autotune.storage.urls import sqlite_url
+from autotune.storage.database import sqlite_url
 from autotune.utils.text import REPLACED, printable
 
 if TYPE_CHECKING:
@@ -284,8 +284,8 @@ def open_study(settings: Settings, create: bool = True, host: preflight.Prefligh
         conditions = identity(settings, host.version, host.gpus)
     else:
         conditions = identity(settings, engine_version(settings.engine), visible_gpus())
-    return Study.open(url, settings.study_name, settings.space, conditions, sorted(settings.limits), create,
-                      settings.study.lost_after_s, settings.study.storage_wait_s)
+    return Study.open(url, settings.study_name, settings.space, conditions, create=create,
+                      lost_after_s=settings.study.lost_after_s, wait_s=settings.study.storage_wait_s)
 
 
 @contextlib.contextmanager

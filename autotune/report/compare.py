@@ -133,8 +133,8 @@ def compare(stories: Sequence[Story]) -> Comparison:
 
 
 def _story(settings: Settings, name: str) -> Story:
+    from autotune.storage.database import sqlite_url
     from autotune.storage.study import Study
-    from autotune.storage.urls import sqlite_url
 
     folder = next((p for p in (settings.outputs / name, pathlib.Path(name)) if (p / "study.db").is_file()), None)
     if settings.study.storage is None and folder is None:

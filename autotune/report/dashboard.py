@@ -77,8 +77,7 @@ def open_server(settings: Settings, study: Study, port: int = PORT) -> WSGIServe
     publish(study, read(settings, study))
     artifacts = settings.folder / "artifacts"
     artifacts.mkdir(parents=True, exist_ok=True)
-    storage: Any = study.inner._storage
-    app = wsgi(storage=FeasibleFirst(getattr(storage, "_backend", storage)),
+    app = wsgi(storage=FeasibleFirst(study.storage),
                artifact_store=FileSystemArtifactStore(str(artifacts)))
     try:
         server = make_server(HOST, port, app, _Server, _Quiet)
@@ -188,10 +187,9 @@ def annotate(study: Study, record: TrialRecord) -> None:
     """Store the note of a finished trial. Unit and limits come from the study's identity."""
     from optuna_dashboard import save_note
 
-    trial_id = study.inner._storage.get_trial_id_from_study_id_trial_number(study.inner._study_id, record.number)
     identity = study.attrs().get("identity") or {}
     unit = UNITS.get(str(identity.get("objective")), "")
-    save_note(optuna.Trial(study.inner, trial_id), note(record, unit, identity.get("limits") or {}))
+    save_note(study.trial(record.number), note(record, unit, identity.get("limits") or {}))
 
 
 def attach(trial: optuna.Trial, artifacts: pathlib.Path, files: Iterable[pathlib.Path]) -> list[str]:

@@ -24,9 +24,9 @@ from autotune.search.observations import Observations
 from autotune.search.protocol import Measured, Observation
 from autotune.search.value_model import Data, Posterior, Prior, ValueModel
 from autotune.space.space import Space
+from autotune.storage.database import sqlite_url
 from autotune.storage.schema import CorruptStudy, study_attributes
 from autotune.storage.trial import TrialRecord, record_of
-from autotune.storage.urls import sqlite_url
 
 WRONG = 3.0  # correct predictions that outweigh a wrong one
 

@@ -84,7 +84,7 @@ class Tuner:
         server_part, load = self.study.space.split(config)
         self.executor.has_room()  # the disk may be full
         while True:
-            with self._mutex, self.study.turn():
+            with self._mutex, self.study.locked():
                 plan = self._plan(Launch(server_part, reason, 0.0, 1.0, "confirm"), load, search=False, **attrs)
             try:
                 with self._server(plan) as server:
@@ -107,7 +107,7 @@ class Tuner:
 
     def _reserve(self) -> Plan | Stop:
         """Sync with other workers, propose and ask under one lock, after freeing the trials of dead workers."""
-        with self._mutex, self.study.turn():
+        with self._mutex, self.study.locked():
             for number in self.study.fail_stale_trials():
                 self.listener.note(f"trial {number} was left running by a worker that died: it is marked FAIL and will "
                                    "be asked again")

@@ -12,8 +12,9 @@ from typing import Any
 
 from autotune.records import Config, HostCannotRun, config_key
 from autotune.search.protocol import Measured, Observation, Pivot, Strategy
+from autotune.storage.locks import is_here, owner_alive
 from autotune.storage.schema import PivotFile
-from autotune.storage.study import Study, StudyMismatch, is_here, owner_alive
+from autotune.storage.study import Study, StudyMismatch
 from autotune.storage.trial import TrialRecord
 from autotune.utils.files import read_plain, write_json
 

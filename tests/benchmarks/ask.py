@@ -26,9 +26,9 @@ from autotune.records import Blame, Config, Crash, Energy, Measurement, Score, S
 from autotune.search.protocol import Launch, Limits  # noqa: E402
 from autotune.search.strategy import LaunchAware  # noqa: E402
 from autotune.space.space import Space  # noqa: E402
+from autotune.storage.database import open_storage, sqlite_url  # noqa: E402
 from autotune.storage.study import Study  # noqa: E402
 from autotune.storage.trial import OUTCOME, Result, distribution  # noqa: E402
-from autotune.storage.urls import open_storage, sqlite_url  # noqa: E402
 from autotune.tuning.worker import observation_of  # noqa: E402
 
 LOADS = (1, 16, 64)
@@ -100,7 +100,7 @@ def main() -> int:
         for n in range(args.asks + 1):
             fill(study, 2, rng)  # another worker's launch
             wall, began = time.monotonic(), time.process_time()
-            with study.turn():
+            with study.locked():
                 study.fail_stale_trials()
                 for record in study.records()[heard:]:
                     if record.state in ("COMPLETE", "PRUNED"):

@@ -20,9 +20,9 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
 from autotune.records import Value
+from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
 from autotune.storage.trial import LaunchFacts
-from autotune.storage.urls import sqlite_url
 from tests.benchmarks.ask import PARAMS, outcome, space
 
 
@@ -36,7 +36,7 @@ def work(url: str, name: str, trials: int, seed: int) -> None:
         config: dict[str, Value] = {key: f"c{rng.randrange(size)}" for key, size in PARAMS.items()}
         config["concurrency"] = 16
         began = time.monotonic()
-        with study.turn():
+        with study.locked():
             study.records()
             trial = study.ask(config, seed * trials + n)
         turns_s += time.monotonic() - began

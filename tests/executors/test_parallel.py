@@ -25,9 +25,9 @@ from autotune.executors.parallel import LaunchPool, ParallelExecutor, side_by_si
 from autotune.executors.topology import Layout, Unit, cores, listed, of_cores, pinned, split
 from autotune.records import Config, HostCannotRun, UsageError, Value
 from autotune.search.protocol import Launch, Stop
+from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
 from autotune.storage.trial import TrialRecord
-from autotune.storage.urls import sqlite_url
 from autotune.tuning import interference
 from tests.executors.test_conformance import two_groups, wait_for
 from tests.power.test_nvml import library, run_with

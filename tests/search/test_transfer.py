@@ -13,8 +13,8 @@ from autotune.search.protocol import Launch, Limits, Measured, Observation
 from autotune.search.strategy import LaunchAware
 from autotune.search.transfer import past_observations
 from autotune.space.space import Space
+from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
-from autotune.storage.urls import sqlite_url
 from tests.search.simulate import simulate
 from tests.search.test_strategy import table
 

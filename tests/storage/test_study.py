@@ -15,9 +15,10 @@ import pytest
 
 from autotune.records import AutotuneError, Blame, Crash, Energy, Measurement, Score, Stage, UsageError
 from autotune.space.space import Space
-from autotune.storage.study import Study, owner_alive, owner_id
+from autotune.storage.database import SQLITE_WAIT_S, sqlite_url
+from autotune.storage.locks import owner_alive, owner_id
+from autotune.storage.study import Study
 from autotune.storage.trial import LaunchFacts
-from autotune.storage.urls import SQLITE_WAIT_S, sqlite_url
 
 SPACE = Space.parse({
     "name": "s", "engine": "e",
@@ -32,7 +33,7 @@ CRASH = Crash("cublas_error", Stage.GRAPH_CAPTURE, Blame.CONFIG, "v1-abc", "CUBL
 
 
 def open_study(folder: pathlib.Path, **identity: Any) -> Study:
-    return Study.open(sqlite_url(folder), "s", SPACE, {**IDENTITY, **identity}, ["tpot_p99_ms"])
+    return Study.open(sqlite_url(folder), "s", SPACE, {**IDENTITY, **identity})
 
 
 def measured(tokens: int = 1000, joules: float | None = 500.0) -> Measurement:
@@ -197,7 +198,7 @@ def test_a_result_is_copied_for_a_configuration_of_the_same_server(tmp_path: pat
     ("nonsense", 2), ("mysqll://me:hunter22@host/db", 2), ("mysql+nodriver://me:hunter22@host/db", 2),
     ("mysql://me:hunter22@host/db", 4)])
 def test_a_storage_that_cannot_be_is_a_wrong_setting_and_a_missing_driver_is_the_hosts(url: str, code: int) -> None:
-    with pytest.raises(AutotuneError, match="study.storage=") as caught:
+    with pytest.raises(AutotuneError, match="study.storage: ") as caught:
         Study.open(url, "s", SPACE, IDENTITY)
     assert caught.value.exit_code == code and "hunter22" not in str(caught.value) and "\n" not in str(caught.value)
 

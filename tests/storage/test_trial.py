@@ -56,7 +56,7 @@ def test_an_outcome_survives_json(outcome: Outcome) -> None:
 @contextlib.contextmanager
 def commits(study: Study) -> Iterator[list[str]]:
     """The first statement of each transaction that writes, heartbeats left out."""
-    engine, counted, began = study.inner._storage._backend.engine, list[str](), list[str]()  # type: ignore[attr-defined]
+    engine, counted, began = study.storage.engine, list[str](), list[str]()
 
     def executed(*event: Any) -> None:
         if event[2].split()[0] in ("INSERT", "UPDATE", "DELETE") and "heartbeat" not in event[2]:

@@ -22,9 +22,9 @@ from autotune.executors.local import LocalExecutor
 from autotune.measure.objective import evaluator
 from autotune.records import Config
 from autotune.search.protocol import Best, Launch, Observation, Pivot, Stop, StopKind
+from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
 from autotune.storage.trial import TrialRecord
-from autotune.storage.urls import sqlite_url
 from autotune.tuning.loop import Tuner
 from autotune.tuning.worker import new_launch_folder
 from tests.engine.standin_engine import ENGINE

@@ -19,10 +19,10 @@ from autotune.config.identity import devices
 from autotune.engine.gpus import Gpu
 from autotune.executors.topology import locked
 from autotune.records import AutotuneError, config_key
+from autotune.storage.database import sqlite_url
 from autotune.storage.locks import StudyLock
-from autotune.storage.study import SCHEMA, Study
+from autotune.storage.study import TABLES, Study
 from autotune.storage.trial import TrialRecord
-from autotune.storage.urls import sqlite_url
 from tests.storage.test_study import SPACE, open_study
 from tests.tuning.test_loop import ROOT, command, make_settings, tuner
 
@@ -136,17 +136,17 @@ def test_two_workers_of_a_study_never_measure_on_the_same_gpu(tmp_path: pathlib.
 def test_a_turn_is_had_by_one_at_a_time_and_given_back_by_the_dead(tmp_path: pathlib.Path) -> None:
     url = sqlite_url(tmp_path)
     program = ("import sys, time\nfrom autotune.storage.locks import StudyLock\n"
-               "with StudyLock(sys.argv[1], 'topic').turn(), StudyLock(sys.argv[1], 'topic')._mutex:\n"
+               "with StudyLock(sys.argv[1], 'topic').held(), StudyLock(sys.argv[1], 'topic')._mutex:\n"
                "    print('mine', flush=True)\n    time.sleep(600)\n")
     holder = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True,
                               env={**os.environ, "PYTHONPATH": ROOT})
     assert holder.stdout is not None and holder.stdout.readline() == "mine\n"
-    with pytest.raises(AutotuneError, match="no turn"), StudyLock(url, "topic", wait_s=0.3).turn():
+    with pytest.raises(AutotuneError, match="waiting for the study lock"), StudyLock(url, "topic", wait_s=0.3).held():
         pass
     holder.kill()
     holder.wait()
-    turns = StudyLock(url, "topic", wait_s=5)
-    with turns.turn(), turns.turn():  # a turn within a turn is the same turn
+    lock = StudyLock(url, "topic", wait_s=5)
+    with lock.held(), lock.held():  # a turn within a turn is the same turn
         pass
 
 
@@ -160,7 +160,7 @@ def test_who_only_reads_makes_no_tables_while_a_worker_makes_them(tmp_path: path
             said.append(str(error))
 
     reader = threading.Thread(target=read)
-    with StudyLock(url, SCHEMA).turn():
+    with StudyLock(url, TABLES).held():
         reader.start()
         reader.join(1.0)
         assert reader.is_alive() and not (tmp_path / "study.db").exists()
@@ -169,11 +169,11 @@ def test_who_only_reads_makes_no_tables_while_a_worker_makes_them(tmp_path: path
 
 
 def test_threads_of_one_process_take_turns(tmp_path: pathlib.Path) -> None:
-    turns, inside, most = StudyLock(sqlite_url(tmp_path), "topic"), [0], [0]
+    lock, inside, most = StudyLock(sqlite_url(tmp_path), "topic"), [0], [0]
 
     def work() -> None:
         for _ in range(20):
-            with turns.turn():
+            with lock.held():
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
                 time.sleep(0.001)
@@ -201,10 +201,10 @@ def test_a_worker_elsewhere_without_a_sign_of_life_is_dead(tmp_path: pathlib.Pat
     elsewhere = open_study(tmp_path)
     elsewhere.owner = "other-host/1|boot|1|1"
     elsewhere.ask(SPACE.baseline, launch=1)
-    study = Study.open(sqlite_url(tmp_path), "s", SPACE, {}, ["tpot_p99_ms"], lost_after_s=2)
+    study = Study.open(sqlite_url(tmp_path), "s", SPACE, {}, lost_after_s=2)
     assert study.fail_stale_trials() == []
-    with elsewhere._heartbeat._lock:
-        elsewhere._heartbeat._trials.clear()  # its host lost its power
+    with elsewhere._running._lock:
+        elsewhere._running._beating.clear()  # its host lost its power
     deadline = time.monotonic() + 20
     while not (dead := study.fail_stale_trials()) and time.monotonic() < deadline:
         time.sleep(0.3)
