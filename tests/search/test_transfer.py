@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from autotune.records import Blame, Config, Crash, Energy, Measurement, Score, Stage, UsageError
+from autotune.records import Blame, Config, Crash, Energy, Measurement, Score, Stage, UsageError, Value
 from autotune.search.protocol import Launch, Limits, Measured, Observation
 from autotune.search.strategy import LaunchAware
 from autotune.search.transfer import past_observations
@@ -34,7 +34,7 @@ def second_launch(space: Space) -> Launch:
 
 def test_beliefs_of_the_space_decide_the_second_launch() -> None:
     for good, bad in ("cb", "bc"):
-        belief = {"mode": {good: (1.3, 1.6), bad: (0.4, 0.5)}}
+        belief: dict[str, dict[Value, tuple[float, float]]] = {"mode": {good: (1.3, 1.6), bad: (0.4, 0.5)}}
         assert second_launch(dataclasses.replace(table([]).space, belief=belief)).server["mode"] == good
 
 
