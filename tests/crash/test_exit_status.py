@@ -8,7 +8,7 @@ import time
 import pytest
 
 from autotune.crash.classify import classify
-from autotune.crash.host_evidence import HostEvidence, HostSnapshot
+from autotune.crash.exit_status import HostEvidence, HostSnapshot
 from autotune.records import Blame, Stage
 
 LOADING = "[2026-01-01 00:00:00 TP0] Load weight begin. avail mem=79.00 GB\n"
@@ -66,10 +66,10 @@ def test_a_kernel_kill_explains_the_end_of_a_rank_but_not_an_error_of_the_engine
 
 
 @pytest.mark.parametrize("stage", list(Stage))
-def test_a_hang_is_told_by_its_stage(stage: Stage) -> None:
+def test_a_hang_has_its_stage_in_category_and_excerpt(stage: Stage) -> None:
     crash = classify(LOADING, stage=stage, timed_out=True, after_s=600.0)
     assert crash.category == "hang_" + stage.value.replace("-", "_")
-    assert crash.stage is stage and "no end of stage" in crash.excerpt
+    assert crash.stage is stage and "exceeded its time limit" in crash.excerpt
 
 
 def test_a_hang_whose_log_names_a_cause_is_told_by_the_cause() -> None:

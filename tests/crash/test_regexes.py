@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autotune.crash import rules
 from autotune.crash.log import MAX_CHARS
-from autotune.crash.regexes import forward
+from autotune.crash.rules import forward
 
 SLOW_S = 0.2
 """Of processor time for one line. A log has 400 lines of this length: more would hold the tuner for minutes."""
