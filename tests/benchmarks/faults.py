@@ -441,7 +441,7 @@ def asleep(folder: pathlib.Path) -> str:
     with started(site) as tuner:
         site.wait_for(" window", tuner)
         offset.write_text("3600\n")
-        finished(site, tuner, 0, "the machine was suspended for 3600 s")
+        finished(site, tuner, 0, "the window was suspended")
     clean(site)
     measured(site)
     return "measured again, all measured"
