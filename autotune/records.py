@@ -1,20 +1,29 @@
-"""Frozen values that every other module speaks: outcomes, measurements, crashes, and our own errors.
+"""Frozen values shared by all modules: measurements, crashes, scores, our own errors, and the JSON codec.
+
+    plain = to_json(measurement)              # unknown fields are absent
+    from_json(plain, Outcome)                 # the same Measurement; ValueError with one line for other data
 
 A configuration's failure is a value (`Crash`); our own failure is an exception (`AutotuneError`).
-This module knows no library and no behaviour beyond arithmetic on its own fields.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
 
 Value = str | int | float | bool
+# One choice per active parameter. A parameter whose `when` does not hold is absent.
 Config = Mapping[str, Value]
-"""One choice per active parameter. A parameter whose `when` does not hold is absent."""
+# Numbers of stored values: finite, and small enough that sums and products of a few stay finite.
+Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class AutotuneError(Exception):
@@ -42,7 +51,7 @@ class HostCannotRun(AutotuneError):
 
 
 class Stage(enum.StrEnum):
-    """How far a launch got. The order of definition is the order in time."""
+    """Progress of a launch. The order of definition is the order in time."""
 
     ARG_PARSE = "arg-parse"
     IMPORT = "import"
@@ -61,7 +70,7 @@ class Stage(enum.StrEnum):
 
 
 class Blame(enum.StrEnum):
-    """Whose fault a crash is, which decides what the tuner does next."""
+    """Cause of a crash, which decides what the tuner does next."""
 
     CONFIG = "config"  # this configuration fails always
     ENVIRONMENT = "environment"  # this host or installation, for every configuration or all that use a feature
@@ -69,9 +78,8 @@ class Blame(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclasses.dataclass(frozen=True)
-class Crash:
-    """Why a launch, or a load run on it, gave no measurement.
+class Crash(msgspec.Struct, frozen=True, omit_defaults=True, tag="crash"):
+    """A launch, or a load run on it, that gave no measurement.
 
     `signature` is short and stable: the same fault on other ranks, pids, addresses, times and paths
     gives the same one. `exit_status` is the server's return code (negative: killed by that signal),
@@ -85,23 +93,21 @@ class Crash:
     excerpt: str
     explanation: str = ""
     next_step: str = ""
-    exit_status: int | None = None
-    after_s: float | None = None
+    exit_status: Count | None = None
+    after_s: Number | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Percentiles:
-    """Percentiles of a latency in milliseconds over the requests of a window; `n` samples."""
+class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Percentiles of a latency in milliseconds over the `n` requests of a window."""
 
-    p50: float
-    p90: float
-    p99: float
-    mean: float
-    n: int
+    p50: Number
+    p90: Number
+    p99: Number
+    mean: Number
+    n: Count | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Energy:
+class Energy(msgspec.Struct, frozen=True, omit_defaults=True):
     """Energy of a server's devices over a window.
 
     `joules` is None when nothing was measured; it is never 0 for want of a meter. `source` names the
@@ -111,15 +117,15 @@ class Energy:
     """
 
     source: str
-    joules: float | None
-    window_s: float
+    joules: Number | None
+    window_s: Number
     assumed: bool = False
     reasons: tuple[str, ...] = ()
-    per_device_j: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    per_device_j: Mapping[str, Number] = {}
     scope: str | None = None
-    cross_check_j: float | None = None
-    temperature_c: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
-    power_limit_w: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    cross_check_j: Number | None = None
+    temperature_c: Mapping[str, tuple[Number, Number]] = {}
+    power_limit_w: Mapping[str, Number] = {}
 
     @property
     def valid(self) -> bool:
@@ -128,14 +134,11 @@ class Energy:
     @property
     def watts(self) -> float | None:
         """Mean power over the window in W; None when nothing was measured."""
-        if self.joules is None or self.window_s <= 0:
-            return None
-        return self.joules / self.window_s
+        return _ratio(self.joules, self.window_s)
 
 
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """What one steady window on a live server gave.
+class Measurement(msgspec.Struct, frozen=True, omit_defaults=True, tag="measurement"):
+    """Figures of one steady window on a live server.
 
     `output_tokens` are tokens produced inside the window, counted from the server's usage.
     `requests` ended well inside the window, `errors` did not; `reasons` are validity codes of the
@@ -143,28 +146,28 @@ class Measurement:
     speculation. `relative_error` is the half-width of the 95 % interval of the objective, as a share.
     """
 
-    output_tokens: int
-    window_s: float
-    requests: int
-    errors: int
-    concurrency: int
+    output_tokens: Count
+    window_s: Annotated[float, msgspec.Meta(gt=1e-9, le=1e300)]
+    requests: Count
+    errors: Count
+    concurrency: Count | None
     energy: Energy
     ttft_ms: Percentiles | None = None
     tpot_ms: Percentiles | None = None
     itl_ms: Percentiles | None = None
     e2e_ms: Percentiles | None = None
-    prompt_tokens: int | None = None
-    accept_length: float | None = None
-    relative_error: float | None = None
-    output_agreement: float | None = None
+    prompt_tokens: Count | None = None
+    accept_length: Number | None = None
+    relative_error: Number | None = None
+    output_agreement: Number | None = None
     reasons: tuple[str, ...] = ()
-    error_kinds: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    client_cpu_share: float | None = None
-    good_tokens: int | None = None
+    error_kinds: Mapping[str, Count] = {}
+    client_cpu_share: Number | None = None
+    good_tokens: Count | None = None
 
     @property
     def valid(self) -> bool:
-        """Whether the window (not the energy) may be compared with others."""
+        """True if the window (apart from its energy) may be compared with others."""
         return not self.reasons
 
     @property
@@ -174,24 +177,100 @@ class Measurement:
     @property
     def tokens_per_j(self) -> float | None:
         """Output tokens per joule, the same as throughput per watt; None without an energy reading."""
-        if self.energy.joules is None or self.energy.joules <= 0:
-            return None
-        return self.output_tokens / self.energy.joules
+        return _ratio(self.output_tokens, self.energy.joules)
+
+    @property
+    def error_rate(self) -> float | None:
+        """Share of failed requests; None without any request."""
+        return _ratio(self.errors, self.requests + self.errors)
+
+
+class Score(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Objective value of a measurement, and the share of each limit that it uses (measured / limit).
+
+    A ratio above 1 breaks its limit. `value` is None when the objective was not measured. A score with
+    `reasons` (validity codes) must not be compared with others.
+    """
+
+    value: Number | None
+    ratios: Mapping[str, Number] = {}
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def violated(self) -> tuple[str, ...]:
+        return tuple(name for name, ratio in self.ratios.items() if ratio > 1)
+
+    @property
+    def feasible(self) -> bool:
+        return self.value is not None and not self.reasons and not self.violated
 
 
 Outcome = Measurement | Crash
 
 
+def _ratio(of: float | None, by: float | None) -> float | None:
+    """A quotient; None when a part is unknown, the divisor is not above 0, or the result is not finite."""
+    if of is None or by is None or by <= 0:
+        return None
+    return found if math.isfinite(found := of / by) else None
+
+
+def to_json(value: Any) -> Any:
+    """A value of this module as plain data for JSON. Fields at their default are absent."""
+    return msgspec.to_builtins(value)
+
+
+def from_json(plain: Any, kind: Any) -> Any:
+    """A value of type `kind` from plain data. Types are strict, unknown keys are ignored.
+
+    Raises ValueError with one line such as "energy.joules must be a finite number, got 'x'".
+    """
+    try:
+        found = msgspec.convert(plain, kind)
+        msgspec.json.encode(found)
+    except msgspec.ValidationError as error:
+        raise ValueError(_explanation(str(error), plain)) from error
+    except UnicodeEncodeError as error:
+        raise ValueError(f"text must be valid Unicode, got {error.object[:30]!r}") from error
+    except (OverflowError, RecursionError) as error:
+        raise ValueError(f"the value cannot be stored as JSON ({error})") from error
+    return found
+
+
+_WORDS = {"float": "a finite number", "int": "a whole number", "str": "a text", "bool": "true or false",
+          "array": "a list", "object": "a mapping", "null": "null"}
+
+
+def _explanation(message: str, plain: Any) -> str:
+    """One line for an error of msgspec, such as "Expected `float`, got `str` - at `$.a.b`"."""
+    problem, _, at = message.partition(" - at ")
+    path = at.rpartition("$")[2].strip("`").lstrip(".")
+    name = path or "the value"
+    if missing := re.search("missing required field `(.*)`", problem):
+        return f"{path}{'.' if path else ''}{missing[1]} is missing"
+    expected = re.search("Expected `([^`]*)`", problem)
+    kinds = expected[1].split(" | ") if expected else []
+    wanted = " or ".join(_WORDS.get(kind, kind) for kind in kinds if kind != "null" or len(kinds) == 1)
+    value: Any = plain
+    for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path) if "[...]" not in path and "key" not in at else ():
+        value = value[int(index)] if index else value[key]
+    got = repr(value) if path and "[...]" not in path else problem.partition("got ")[2].strip("`") or "another value"
+    shown = got if len(got) <= 40 else got[:37] + "..."
+    limit = re.search("Expected `[^`]*` ([<>].*)", problem)
+    if limit and not limit[1].endswith(("e+300", str(2**63), str(2**63 - 1))):
+        wanted += f" {limit[1]}"
+    return f"{name} must be {wanted or 'of another kind'}, got {shown}"
+
+
 def config_key(config: Config) -> str:
-    """A canonical text for a configuration: equal for equal choices, whatever their order."""
+    """A canonical text for a configuration, independent of the order of its choices."""
     return json.dumps(dict(sorted(config.items())), sort_keys=True, separators=(",", ":"))
 
 
 def canonical(value: object) -> str:
-    """A canonical text for what YAML or JSON can hold: the same whatever the order of keys.
+    """A canonical text for a YAML or JSON value, independent of the order of keys.
 
-    YAML's keys need not be of one type (a choice `auto` beside `true`) and then have no order: they are spelled as JSON
-    spells them first. What JSON does not know is given as `str` gives it.
+    Keys of several types (`auto` beside `true`) are compared by their JSON spelling. Other types become `str`.
     """
     return json.dumps(_keys_spelled(value), sort_keys=True, default=str)
 

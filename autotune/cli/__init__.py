@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: `parser` reads it, `commands` has the verbs."""

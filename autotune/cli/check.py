@@ -1,4 +1,4 @@
-"""What the verb check prints: where a study would live, one configuration's command, and what keeps it from running."""
+"""The text of the verb check: where a study is kept, one configuration's command, and everything against running it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune.engine.host import installed
 from autotune.engine.spec import text
 from autotune.executors.preflight import Preflight
 from autotune.records import Config
-from autotune.storage.urls import backend, hidden, sqlite_file, sqlite_url
+from autotune.storage.database import backend, redacted, sqlite_file, sqlite_url
 from autotune.utils.redact import Redactor
 from autotune.utils.text import SPELLED, printable
 
@@ -18,7 +18,7 @@ BASELINE = "baseline"
 
 
 def version_unknown(settings: Settings) -> str:
-    """Why the engine's version is not known, for people."""
+    """The reason for an unknown version of the engine, for people."""
     if installed(settings.engine).asked:
         return "(version unknown)"
     return (f"(version not asked: the engine file names its own interpreter, {settings.engine.python}, which runs only "
@@ -26,7 +26,7 @@ def version_unknown(settings: Settings) -> str:
 
 
 def where(settings: Settings, side_by_side: int) -> list[str]:
-    """Two lines on where the study is kept and where its launches are made."""
+    """Two lines: where the study is kept, and where its launches are made."""
     url = settings.study.storage or sqlite_url(settings.folder)
     file = sqlite_file(url) if backend(url) == "sqlite" else None
     begun = "" if file is None else " (there already: tune resumes it)" if file.exists() else " (not begun yet)"
@@ -36,16 +36,13 @@ def where(settings: Settings, side_by_side: int) -> list[str]:
     else:
         count = "one at a time" if side_by_side == 1 else f"up to {side_by_side} side by side"
         launches = f"on this host, {count} (executor=local, parallel.slots={settings.parallel.slots})"
-    return [f"study    {settings.study_name}, in {settings.folder}, kept in {hidden(url)}{begun}",
+    return [f"study    {settings.study_name}, in {settings.folder}, kept in {redacted(url)}{begun}",
             f"launches {launches}"]
 
 
 def shown(report: Preflight, settings: Settings, side_by_side: int = 1, label: str = BASELINE,
           config: Config | None = None) -> str:
-    """The report as plain text, without secrets: where, command, host problems, then every choice.
-
-    It is about `config`, which goes by `label`; None: the baseline.
-    """
+    """The report on `config` (None: the baseline) as plain text, without secrets. `label` names it."""
     called = f"the {label}" if label in (BASELINE, "best") else label
     redactor = Redactor([*Redactor.from_command(report.command.argv, report.command.env).values,
                          *settings.redactor.values])

@@ -1,7 +1,9 @@
-"""Progress that a person can follow: a live line on a terminal, plain lines elsewhere."""
+"""Progress for people: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
 import sys
 import time
 from collections.abc import Mapping
@@ -16,14 +18,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-COUNTING = ("warm-up", "window")
-"""Stages whose text counts seconds: told once on a plain terminal."""
-PLAIN_S = 30.0
-"""Without a terminal, a stage that lasts is repeated this often."""
+COUNTING = ("warm-up", "window")  # stages whose text counts seconds: printed once without a terminal
+PLAIN_S = 30.0  # without a terminal, a stage that lasts is printed again after this long
 
 
 class Progress:
-    """Follows one run. `baseline` shortens configurations to what differs from it."""
+    """A ProgressListener of one run. Configurations are shown as their difference to `baseline`."""
 
     def __init__(self, baseline: Mapping[str, Any], unit: str, launches: int | None, console: Console | None = None,
                  past: list[TrialRecord] | None = None) -> None:
@@ -51,13 +51,11 @@ class Progress:
             self._status.stop()
 
     def launching(self, number: int, step: Launch) -> None:
-        """A launch begins."""
         total = f"/{self.launches}" if self.launches and number <= self.launches else ""
         self.head = f"launch {number}{total}"
-        self._say(f"{self.head}: {self._config(step.server)}  ({step.reason})")
+        self.note(f"{self.head}: {self._config(step.server)}  ({step.reason})")
 
     def stage(self, name: str, after_s: float) -> None:
-        """The launch or the load run is in stage `name`, `after_s` seconds after the launch began."""
         if self._status is not None:
             from rich.text import Text
 
@@ -68,16 +66,15 @@ class Progress:
         kind = name.split()[0]
         if kind != last or after_s - when >= PLAIN_S or after_s < when:
             self._last = (kind, after_s)
-            self._say(f"  {after_s:6.1f} s  {name if kind not in COUNTING else kind}")
+            self.note(f"  {after_s:6.1f} s  {name if kind not in COUNTING else kind}")
 
     def outcome(self, record: TrialRecord) -> None:
-        """A trial ended."""
         self._count(record)
         attrs = record.attrs
         load = {k: v for k, v in record.config.items() if k in ("concurrency", "context")}
         where = f"trial {record.number} at {self._config(load, whole=True)}" if load else f"trial {record.number}"
         if record.crashed:
-            self._say(f"  {where}: CRASH {attrs['crash_category']} at {attrs['crash_stage']} "
+            self.note(f"  {where}: CRASH {attrs['crash_category']} at {attrs['crash_stage']} "
                       f"[{attrs['crash_signature']}], blame {attrs['crash_blame']}: {attrs['crash_explanation']}")
             return
         figures = [f"{attrs['tokens_per_s']:.1f} tok/s"]
@@ -94,18 +91,13 @@ class Progress:
         if source != "none":
             remarks.append(f"energy {source}" + (", assumed" if attrs.get("energy_assumed") else ""))
         new = "  * best so far" if self.best is not None and self.best.number == record.number else ""
-        self._say(f"  {where}: {', '.join(figures)}" + (f" ({'; '.join(remarks)})" if remarks else "") + new)
+        self.note(f"  {where}: {', '.join(figures)}" + (f" ({'; '.join(remarks)})" if remarks else "") + new)
 
     def pivot(self, pivot: Pivot) -> None:
-        """A region was closed or opened again."""
-        self._say(f"  PIVOT {pivot.action}: {pivot.reason}")
+        self.note(f"  PIVOT {pivot.action}: {pivot.reason}")
 
     def note(self, text: str) -> None:
-        """Anything else worth a line."""
-        self._say(text)
-
-    def _say(self, line: str) -> None:
-        self.console.print(printable(line, instead=SPELLED), markup=False)
+        self.console.print(printable(text, instead=SPELLED), markup=False)
 
     def _count(self, record: TrialRecord) -> None:
         if record.crashed:
@@ -117,15 +109,33 @@ class Progress:
 
     def _standing(self) -> str:
         crashes = sum(self.signatures.values())
-        told = f"{crashes} crash{'es' if crashes != 1 else ''}"
+        text = f"{crashes} crash{'es' if crashes != 1 else ''}"
         if self.signatures:
-            told += f" ({len(self.signatures)} signature{'s' if len(self.signatures) > 1 else ''})"
+            text += f" ({len(self.signatures)} signature{'s' if len(self.signatures) > 1 else ''})"
         best = "no result yet"
         if self.best is not None:
             best = f"best {self.best.value:.3f} {self.unit} (trial {self.best.number})"
         minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
-        return f"{best} | {told} | {minutes}:{seconds:02d}"
+        return f"{best} | {text} | {minutes}:{seconds:02d}"
 
     def _config(self, config: Mapping[str, Any], whole: bool = False) -> str:
         shown = {k: v for k, v in config.items() if whole or k not in self.baseline or self.baseline[k] != v}
         return ", ".join(f"{k}={text(v)}" for k, v in shown.items()) or "the baseline"
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotator:
+    """A TrialAnnotator for optuna-dashboard. `folder` is the study's."""
+
+    folder: pathlib.Path
+
+    def attach(self, trial: Any, launch: pathlib.Path) -> None:
+        from autotune.report.dashboard import attach
+
+        attach(trial, self.folder / "artifacts",
+               [launch / "server.log", launch / f"power-{trial.number}.csv", launch / f"requests-{trial.number}.jsonl"])
+
+    def annotate(self, study: Any, record: Any) -> None:
+        from autotune.report.dashboard import annotate
+
+        annotate(study, record)

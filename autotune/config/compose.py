@@ -1,20 +1,23 @@
-"""Composition: Hydra composes conf/ and a space; this module turns the result into `Settings`.
+"""Composition: Hydra composes conf/ with a space; the result becomes `Settings`.
 
     settings = load(["+space=local", "study.launches=12"])
 
-Every fault of the input is a UsageError of one line. Defaults live in conf/, types and checks in settings.py.
+Bad input raises UsageError with one line. Defaults live in conf/, types and checks in settings.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import difflib
+import json
 import os
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from autotune.config import yaml_file
+import msgspec
+
 from autotune.config.settings import (
     ExecutorSettings,
     MatrixSettings,
@@ -22,32 +25,71 @@ from autotune.config.settings import (
     ReportSettings,
     Settings,
     StudySettings,
-    one_of,
 )
 from autotune.engine.host import engine_version
 from autotune.engine.server import ServerSettings
 from autotune.engine.spec import EngineSpec
-from autotune.measure.agreement import AgreementSettings
+from autotune.measure.correctness import AgreementSettings
 from autotune.measure.limits import Limits
 from autotune.measure.objective import Objective
 from autotune.measure.workload import WorkloadSettings
 from autotune.power.meter import PowerSettings
+from autotune.power.registry import check_source
 from autotune.records import UsageError
 from autotune.space.space import OVERLAYS, Space
 from autotune.utils.redact import HIDDEN, Redactor
+from autotune.utils.validation import Count, Number, convert
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig, ListConfig
+
+Format = Literal["sh", "systemd", "compose", "k8s", "yaml"]
+FORMATS: tuple[str, ...] = get_args(Format)
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
-FORMATS = ("sh", "systemd", "compose", "k8s", "yaml")
-"""What an export may be."""
 SPACES_VARIABLE = "AUTOTUNE_SPACES"
-SECTIONS: dict[str, type[Any]] = {
-    "power": PowerSettings, "agreement": AgreementSettings, "workload": WorkloadSettings, "server": ServerSettings,
-    "study": StudySettings, "matrix": MatrixSettings, "report": ReportSettings,
-    "executor": ExecutorSettings, "parallel": ParallelSettings}
-PLACES = {"study": ("storage", "warm_start")}
-"""Settings that name a database, which a space must not."""
-DEVICES = ("auto", "cpu", "cuda")
-SCALARS = {"objective": str, "device": str, "outputs": str, "config": str, "format": str}
+# Settings that name a database: a space must not choose the file that is written to, or the host that learns of it.
+COMMAND_LINE_ONLY = {"study": ("storage", "warm_start")}
+MOST_BYTES = 4 << 20  # of a space or engine file
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # without a path to another folder
+REFERENCE = re.compile(r"\$\{[\w.\[\]-]*\}")  # an interpolation that only names another key
+MISREAD = {"on", "off", "yes", "no", "y", "n"}  # YAML 1.1 reads them as booleans
+
+
+class _Composed(msgspec.Struct, forbid_unknown_fields=True):
+    """The composed configuration: the keys of conf/config.yaml."""
+
+    space: dict[str, Any]
+    engine: Any
+    power: PowerSettings
+    agreement: AgreementSettings
+    workload: WorkloadSettings
+    server: ServerSettings
+    study: StudySettings
+    matrix: MatrixSettings
+    report: ReportSettings
+    executor: ExecutorSettings
+    parallel: ParallelSettings
+    limits: dict[str, Number] | None
+    objective: str
+    price_per_device_hour: Annotated[float, msgspec.Meta(ge=0, le=1e12, description="a price")] | None
+    device: Literal["auto", "cpu", "cuda"]
+    outputs: str
+    config: str
+    trial: Count | None
+    format: Format
+    out: str | None
+
+    def __post_init__(self) -> None:
+        for name, path in (("outputs", self.outputs), ("out", self.out)):  # shown in reports and launch files
+            if path and not path.isprintable():
+                raise UsageError(f"{name}={path!r}: a path without control characters is needed")
+        if self.executor.kind == "ray" and self.parallel.count != 1:
+            raise UsageError("parallel.slots is for launches on this host: with executor=ray, Ray places them "
+                             "(executor.at_once)")
+        if self.price_per_device_hour is not None and self.objective != "cost":
+            raise UsageError(f"price_per_device_hour is for objective=cost: objective={self.objective} would ignore it")
+        check_source(self.power)
+        Limits(self.limits or {})
 
 
 def data_folder(name: str) -> pathlib.Path:
@@ -57,7 +99,7 @@ def data_folder(name: str) -> pathlib.Path:
 
 
 def space_files(extra: Sequence[str] = ()) -> dict[str, pathlib.Path]:
-    """Every space by name: packaged ones, ./search_spaces, $AUTOTUNE_SPACES, then `--spaces` folders; later wins.
+    """Every space by name: packaged ones, ./search_spaces, $AUTOTUNE_SPACES, then `--spaces` folders; the last wins.
 
     Raises UsageError for a folder that does not exist.
     """
@@ -70,62 +112,36 @@ def space_files(extra: Sequence[str] = ()) -> dict[str, pathlib.Path]:
 
 
 def plain_files(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
-    """The files of a folder by name; no pipes and devices, which reading would wait for, or never end."""
+    """The regular files of a folder by name, without pipes and devices, on which a read could block for ever."""
     return sorted(path for path in folder.glob(pattern) if path.is_file())
 
 
-class _Composition(Exception):
-    """Hydra could not compose, and said so with a plain ValueError."""
-
-
 def load(overrides: Sequence[str], extra_spaces: Sequence[str] = (), installed: bool = True) -> Settings:
-    """Compose and check everything. Raises UsageError (one line) for any fault of the input.
+    """Settings from a command line's overrides and its `--spaces` folders.
 
-    installed: with the rules of the engine as it is installed here; else without any, see `Settings.ruled`.
+    installed: with the rules of the engine version on this host; else without any rules of the engine. Raises
+    UsageError (one line) for bad input.
     """
     from hydra.errors import HydraException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     files = space_files(extra_spaces)
     try:
-        settings = dataclasses.replace(_load(list(overrides), files), spaces=tuple(extra_spaces))
+        composed, given = _compose(list(overrides), files)
     except RecursionError as error:
         raise UsageError("the space refers to itself (a YAML anchor or a defaults list)") from error
     except OverrideParseException as error:
         raise UsageError(f"cannot read {error.override!r}: not of the form key=value, or its value needs quotes of its "
                          "own inside the shell's (for ~ ' \" , = brackets and line breaks): \"key='value'\"") from error
-    except (HydraException, OmegaConfBaseException, YAMLError, _Composition) as error:
+    except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(_one_line(error)) from error
-    _public_space(settings)
+    settings = dataclasses.replace(_settings(composed, given, tuple(overrides), files), spaces=tuple(extra_spaces))
+    _refuse_secrets(settings)
     return settings.ruled(engine_version(settings.engine)) if installed else settings
 
 
-def _public_space(settings: Settings) -> None:
-    """Refuse a space that holds a secret of the command line or of the engine, or gives choices to a secret flag.
-
-    What a space says is written everywhere. Raises UsageError.
-    """
-    space, known = settings.space, Redactor.from_command(settings.overrides, settings.composed)
-    texts = {"describe": space.describe, **{f"model.{k}": v for k, v in space.model.items()}}
-    texts |= {f"forbid {number}": rule.because for number, rule in enumerate(space.rules)}
-    texts |= {f"params.{p.name}={c}": c for p in space.params for c in p.choices if isinstance(c, str)}
-    for where, said in texts.items():
-        if any(secret in said for secret in known.values):
-            raise UsageError(f"space {space.name}: {known.text(where)} holds a secret of the settings, and spaces are "
-                             "written everywhere: leave it to the engine's environment")
-    for param in space.server_params:
-        spec = settings.engine.params.get(param.name)
-        for action in spec.any_value if spec is not None else ():
-            told = [arg.replace("{value}", "a-choice") for arg in action.args]
-            env = {name: value.replace("{value}", "a-choice") for name, value in action.env.items()}
-            shown = [*Redactor().argv(told), *Redactor().mapping(env).values()]
-            if any(HIDDEN in str(word) for word in shown) and any(isinstance(c, str) for c in param.choices):
-                raise UsageError(f"space {space.name}: params.{param.name} goes to a flag or variable that takes a "
-                                 "secret, and choices are written everywhere: put it into an environment variable")
-
-
-def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
+def _compose(overrides: list[str], files: Mapping[str, pathlib.Path]) -> tuple[dict[str, Any], set[str]]:
+    """(the configuration as plain data, the keys that the command line sets). Hydra reads no space or engine file."""
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
@@ -135,182 +151,175 @@ def _load(overrides: list[str], files: Mapping[str, pathlib.Path]) -> Settings:
     try:
         parsed = OverridesParser.create().parse_overrides(overrides)
     except ValueError as error:  # a number of thousands of digits
-        raise _Composition(_one_line(error)) from error
+        raise UsageError(_one_line(error)) from error
     given = {override.key_or_group: override.value() for override in parsed}
+    known = f"spaces: {', '.join(sorted(files))}"
     if "space" not in given:
-        raise UsageError(f"pass +space=NAME{_typo(set(given))}; spaces: {', '.join(sorted(files))}")
+        close = difflib.get_close_matches("space", given, n=1)
+        raise UsageError(f"pass +space=NAME{f' (not {close[0]})' if close else ''}; {known}")
     file = files.get(str(given["space"]))
     if file is None:
-        raise UsageError(f"there is no space {given['space']!r}; spaces: {', '.join(sorted(files))}")
+        raise UsageError(f"there is no space {given['space']!r}; {known}")
     groups = sorted(folder.name for folder in data_folder("conf").iterdir() if folder.is_dir())
     for key, value in given.items():
-        names = [str(name) for name in (value if isinstance(value, list) else [value]) if name is not None]
-        odd = isinstance(value, list | dict) and not all(isinstance(name, str) for name in value)
-        if "/" in key or (key in groups and (odd or not all(map(yaml_file.NAME.fullmatch, names)))):
+        names = [name for name in (value if isinstance(value, list) else [value]) if name is not None]
+        plain = not isinstance(value, dict) and all(FILE_NAME.fullmatch(str(name)) for name in names) and all(
+            isinstance(name, str) for name in (value if isinstance(value, list) else ()))
+        if "/" in key or key in groups and not plain:
             raise UsageError(f"{key}={value}: a group ({', '.join(groups)}) takes the plain name of a file in it")
     store, spaces, waiting = ConfigStore.instance(), dict[str, Any](), [file.stem]
-    while waiting:  # the space and what it is based on
+    while waiting:  # the space and its bases
         name = waiting.pop(0)
         if name not in spaces and name in files:
-            spaces[name], bases = _stranger(files[name], misread_words=True)
-            store.store(group="space", name=name, node=spaces[name], provider=str(files[name]))
+            node, bases = _read(files[name], misread_words=True)
+            spaces[name] = OmegaConf.to_container(node, resolve=False)
+            store.store(group="space", name=name, node=node, provider=str(files[name]))
             waiting += bases
     for path in plain_files(file.parent, "engine/*.yaml"):
-        store.store(group="engine", name=path.stem, node=_stranger(path)[0], provider=str(path))
+        store.store(group="engine", name=path.stem, node=_read(path)[0], provider=str(path))
     # space=NAME means +space=NAME, and open mappings take new keys without a plus.
     wanted = ["+" + o if o.startswith("space=") else "++" + o if o.startswith(("engine.", "limits.")) else o
               for o in overrides]
+    if "engine" not in given:
+        engines = [given.get("space.engine"), *(s.get("engine") for s in spaces.values() if isinstance(s, dict))]
+        wanted.insert(0, f"engine={_engine_name(engines, file)}")
     GlobalHydra.instance().clear()
     with initialize_config_dir(version_base="1.3", config_dir=str(data_folder("conf"))):
-        if "engine" not in given:
-            wanted.insert(0, f"engine={_engine_of(given.get('space.engine'), file, spaces)}")
         try:
-            composed = compose("config", overrides=wanted)
+            composed = OmegaConf.to_container(compose("config", overrides=wanted), resolve=True)
         except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
-            # Hydra's own words for a group set to null or to lists, or defaults that are no list
-            raise _Composition(_one_line(error)) from error
-    plain = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(plain, dict)
-    return _settings({str(k): v for k, v in plain.items()}, set(given), tuple(overrides), files)
+            # Hydra's errors for a group set to null or to a list, and for defaults that are no list
+            raise UsageError(_one_line(error)) from error
+    assert isinstance(composed, dict)
+    return {str(key): value for key, value in composed.items()}, set(given)
 
 
-def _stranger(path: pathlib.Path, misread_words: bool = False) -> tuple[Any, list[str]]:
-    """(a checked file, what it is based on), so that Hydra reads no file of others on its own. Raises UsageError."""
+def _read(path: pathlib.Path, misread_words: bool = False) -> tuple[DictConfig | ListConfig, list[str]]:
+    """(the content of a space or engine file, the names in its `defaults`).
+
+    misread_words: refuse a bare on, off, yes or no. Raises UsageError, also for an interpolation that reads more than
+    another key (the environment, say), and for numbers and text that neither a database nor a command line takes.
+    """
+    import yaml
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    yaml_file.check(path, misread_words)
-    node = OmegaConf.load(path)
-    return node, yaml_file.bases(path, OmegaConf.to_container(node, resolve=False))
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path}: larger than {MOST_BYTES >> 20} MiB, which no space or engine file needs")
+        text = path.read_text(encoding="utf-8")
+        for token in yaml.scan(text, Loader=yaml.SafeLoader) if misread_words else ():
+            if isinstance(token, yaml.ScalarToken) and token.plain and token.value.lower() in MISREAD:
+                raise UsageError(f"{path}, line {token.start_mark.line + 1}: YAML reads {token.value} as a boolean: "
+                                 f'write true or false, or quote it: "{token.value}"')
+        node = OmegaConf.create(text)
+        plain = OmegaConf.to_container(node, resolve=False)
+        encoded = json.dumps(plain, ensure_ascii=False)
+        encoded.encode()
+    except RecursionError as error:
+        raise UsageError(f"{path}: nested too deeply, or an anchor that refers to itself") from error
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UsageError(f"{path}: not valid YAML: {_one_line(error)}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {_one_line(error)}") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: a number of thousands of digits, or a text with half a character") from error
+    if "\\u0000" in encoded:
+        raise UsageError(f"{path}: a text with a null character, which no command line takes")
+    left = REFERENCE.sub("", encoded)
+    if "${" in left:
+        raise UsageError(f"{path}: {left[left.index('${'):][:60]!r} asks for more than another key of the settings, "
+                         "which a file may not: give the value itself, or set it on the command line")
+    defaults = plain.get("defaults") if isinstance(plain, dict) else None
+    if defaults is not None and not isinstance(defaults, list):
+        raise UsageError(f"{path}: defaults must be a list such as [NAME, _self_], not {str(defaults)[:60]!r}")
+    for name in defaults or ():
+        if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
+            raise UsageError(f"{path}: defaults: {str(name)[:60]!r} is not the plain name of another file of its kind "
+                             "(letters, digits, _ - and dots)")
+    return node, [name for name in defaults or () if name != "_self_"]
 
 
-def _engine_of(given: Any, file: pathlib.Path, spaces: Mapping[str, Any]) -> str:
-    """The engine that the command line, a space, or the nearest space it inherits from, names."""
-    from omegaconf import OmegaConf
-
-    plain = [OmegaConf.to_container(node, resolve=False) for node in spaces.values()]
-    named = [given, *(space.get("engine") for space in plain if isinstance(space, dict))]
-    name = next((name for name in named if isinstance(name, str)), None)
+def _engine_name(candidates: Sequence[Any], file: pathlib.Path) -> str:
+    """The first engine named by the command line, the space, or its nearest base. Raises UsageError without one."""
+    name = next((name for name in candidates if isinstance(name, str)), None)
     if name is None:
         raise UsageError(f"{file}: names no engine: it needs a line like engine: sglang")
-    if not yaml_file.NAME.fullmatch(name):
+    if not FILE_NAME.fullmatch(name):
         raise UsageError(f"{file}: engine {name[:60]!r} must be the plain name of an engine file, such as sglang")
     return name
 
 
-def _settings(cfg: dict[str, Any], keys: set[str], overrides: tuple[str, ...],
+def _settings(cfg: dict[str, Any], given: set[str], overrides: tuple[str, ...],
               files: Mapping[str, pathlib.Path]) -> Settings:
     if not isinstance(cfg.get("space"), dict):
         raise UsageError(f"pass +space=NAME; spaces: {', '.join(sorted(files))}")
-    known = {*SECTIONS, *SCALARS, "space", "engine", "limits", "trial", "out", "price_per_device_hour"}
-    unknown = sorted(set(cfg) - known)
-    if unknown:
-        raise UsageError(f"unknown key {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-    missing = sorted({*SECTIONS, *SCALARS, "limits"} - set(cfg))
-    if missing:
-        raise UsageError(f"{missing[0]} is needed: it cannot be removed")
     for name in OVERLAYS:
         overlay = cfg["space"].get(name)
         if overlay is not None:
-            _no_places(overlay, name, keys)
-            cfg[name] = _overlay(cfg[name] or {}, overlay, name, keys)
-    space = Space.parse(cfg["space"], f"space {cfg['space'].get('name')}")
-    if not isinstance(cfg.get("engine"), dict):
+            cfg[name] = _overlay(cfg.get(name) or {}, overlay, name, given)
+    composed = convert(cfg, _Composed, "", typed=True)
+    space = Space.parse(composed.space, f"space {composed.space.get('name')}")
+    if not isinstance(composed.engine, dict):
         raise UsageError(f"space {space.name}: engine {space.engine!r} is not a file of conf/engine/")
-    engine = EngineSpec.parse(cfg["engine"], f"engine {cfg['engine'].get('name')}")
-    engine = dataclasses.replace(engine, python_of_file=engine.python is not None and "engine.python" not in keys)
-    templates = str({key: value for key, value in cfg["engine"].items() if key != "vars"})
-    for key in sorted(keys):
+    engine = EngineSpec.parse(composed.engine, f"engine {composed.engine.get('name')}")
+    engine = dataclasses.replace(engine, python_of_file=engine.python is not None and "engine.python" not in given)
+    templates = str({key: value for key, value in composed.engine.items() if key != "vars"})
+    for key in sorted(given):
         if key.startswith("engine.vars.") and f"{{{(name := key.removeprefix('engine.vars.'))}}}" not in templates:
             raise UsageError(f"{key}: engine {engine.name} has no {{{name}}} and would ignore it; it has "
                              f"{', '.join(sorted(engine.vars)) or 'no vars'}")
-    sections = {name: section(kind, cfg[name], name) for name, kind in SECTIONS.items()}
-    if sections["executor"].kind == "ray" and sections["parallel"].count != 1:
-        raise UsageError("parallel.slots is for launches on this host: with executor=ray, Ray places them "
-                         "(executor.at_once)")
-    if isinstance(cfg["config"], int) and not isinstance(cfg["config"], bool):
-        cfg["config"] = str(cfg["config"])
-    for name, kind in SCALARS.items():
-        if not isinstance(cfg[name], kind):
-            raise UsageError(f"{name} must be a text, not {cfg[name]!r}")
-    for name in ("outputs", "out"):  # they are printed, and stand in reports and launch files
-        if isinstance(cfg[name], str) and not cfg[name].isprintable():
-            raise UsageError(f"{name}={cfg[name]!r}: a path without control characters is needed")
-    one_of("device", cfg["device"], DEVICES)
-    one_of("format", cfg["format"], FORMATS)
-    if not isinstance(cfg["limits"] or {}, dict):
-        raise UsageError(f"limits must be a mapping, not {cfg['limits']!r}")
-    limits = {str(k): v for k, v in (cfg["limits"] or {}).items()}
-    Limits(limits)
-    if cfg["out"] is not None and not isinstance(cfg["out"], str):
-        raise UsageError(f"out must be a file or a folder, not {cfg['out']!r}")
-    if cfg["trial"] is not None and (not isinstance(cfg["trial"], int) or cfg["trial"] < 0):
-        raise UsageError(f"trial must be a trial's number, not {cfg['trial']!r}")
-    return Settings(
-        space=space, engine=engine, limits=limits, objective=_objective(cfg),
-        device=cfg["device"], outputs=pathlib.Path(cfg["outputs"]), config=str(cfg["config"]), trial=cfg["trial"],
-        format=cfg["format"], out=cfg["out"], overrides=overrides, composed=cfg, **sections)
+    taken = {name: getattr(composed, name) for name in composed.__struct_fields__
+             if name not in ("space", "engine", "objective", "price_per_device_hour", "outputs", "limits")}
+    objective = Objective(composed.objective, composed.price_per_device_hour, int(space.needs.get("gpus", 1)))
+    return Settings(**taken, space=space, engine=engine, objective=objective, outputs=pathlib.Path(composed.outputs),
+                    limits=composed.limits or {}, overrides=overrides, composed=cfg)
 
 
-def _objective(cfg: Mapping[str, Any]) -> Objective:
-    price = cfg["price_per_device_hour"]
-    if price is not None and (not isinstance(price, int | float) or isinstance(price, bool) or not abs(price) < 1e12):
-        raise UsageError(f"price_per_device_hour must be a number, not {price!r}")
-    if price is not None and cfg["objective"] != "cost":
-        raise UsageError(f"price_per_device_hour is for objective=cost: objective={cfg['objective']} would ignore it")
-    devices = cfg["space"].get("needs", {}).get("gpus", 1) if isinstance(cfg["space"].get("needs"), dict) else 1
-    return Objective(cfg["objective"], price, int(devices))
+def _overlay(base: dict[str, Any], overlay: Any, name: str, given: set[str]) -> dict[str, Any]:
+    """The space's section over conf/'s, except for the keys that the command line sets (`given`, dotted).
 
-
-def section(kind: type[Any], raw: Any, name: str) -> Any:
-    """One section as its dataclass, checked by OmegaConf's structured configs. Raises UsageError."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    if not isinstance(raw, dict):
-        raise UsageError(f"{name} must be a mapping, not {raw!r}")
-    try:
-        schema = OmegaConf.structured(kind)
-        for key in schema:  # frozen dataclasses inside frozen ones come out read-only, also for merging
-            if OmegaConf.is_config(node := schema._get_node(key)):
-                OmegaConf.set_readonly(node, False)
-        _finite(raw, name)
-        made = OmegaConf.to_object(OmegaConf.merge(schema, raw))
-    except OmegaConfBaseException as error:
-        if "is not a ListConfig" in str(error):
-            raise UsageError(f"{name}.{error.full_key} is a list: {name}.{error.full_key}=[A,B]") from error
-        raise UsageError(f"{name}: {_one_line(error)}") from error
-    return made
-
-
-def _finite(raw: Any, name: str) -> None:
-    """Refuse nan and infinity, which slip through comparisons. Raises UsageError."""
-    if isinstance(raw, dict):
-        for key, value in raw.items():
-            _finite(value, f"{name}.{key}")
-    elif isinstance(raw, float) and not math.isfinite(raw):
-        raise UsageError(f"{name} must be a finite number, not {raw}")
-
-
-def _overlay(base: dict[str, Any], overlay: Any, name: str, keys: set[str]) -> dict[str, Any]:
-    """The space's section over conf/'s, except for what the command line set."""
+    Raises UsageError for settings that only the command line may set.
+    """
     if not isinstance(overlay, dict):
         raise UsageError(f"the space's {name} must be a mapping, not {overlay!r}")
-    given = {k for k in overlay if any(key == f"{name}.{k}" or key.startswith(f"{name}.{k}.") for key in keys)}
-    merged = {**base, **{k: v for k, v in overlay.items() if k not in given}}
+    merged = dict(base)
     for key, value in overlay.items():
+        here = f"{name}.{key}"
+        if key in COMMAND_LINE_ONLY.get(name, ()) and value and here not in given and name not in given:
+            raise UsageError(f"the space names {here}, which only the command line may: "
+                             f"{here}={'[...]' if isinstance(value, list) else '...'}")
+        if here in given:
+            continue
         if isinstance(value, dict) and isinstance(base.get(key), dict):
-            deeper = {k.split(".", 1)[1] for k in keys if k.startswith(f"{name}.")}
-            merged[key] = _overlay(base[key], value, key, deeper)
+            merged[key] = _overlay(base[key], value, here, given)
+        elif not any(k.startswith(f"{here}.") for k in given):
+            merged[key] = value
     return merged
 
 
-def _no_places(overlay: Any, name: str, keys: set[str]) -> None:
-    """Refuse a space that says where results go or come from: its author would choose the file that is written to, or
-    the host that learns of them. Raises UsageError."""
-    for key in PLACES.get(name, ()):
-        if isinstance(overlay, dict) and overlay.get(key) and f"{name}.{key}" not in keys and name not in keys:
-            raise UsageError(f"the space names {name}.{key}, which only the command line may: "
-                             f"{name}.{key}={'[...]' if isinstance(overlay[key], list) else '...'}")
+def _refuse_secrets(settings: Settings) -> None:
+    """Raises UsageError if the space holds a secret of the command line or engine, or choices for a secret flag.
+
+    A space is written to the study, to reports and to launch files.
+    """
+    space, known = settings.space, Redactor.from_command(settings.overrides, settings.composed)
+    texts = {"describe": space.describe, **{f"model.{k}": v for k, v in space.model.items()}}
+    texts |= {f"forbid {number}": rule.because for number, rule in enumerate(space.rules)}
+    texts |= {f"params.{p.name}={c}": c for p in space.params for c in p.choices if isinstance(c, str)}
+    for where, text in texts.items():
+        if any(secret in text for secret in known.values):
+            raise UsageError(f"space {space.name}: {known.text(where)} holds a secret of the settings, and spaces are "
+                             "written to every report: leave it to the engine's environment")
+    for param in space.server_params:
+        spec = settings.engine.params.get(param.name)
+        for action in spec.any_value if spec is not None else ():
+            args = [arg.replace("{value}", "a-choice") for arg in action.args]
+            env = {name: value.replace("{value}", "a-choice") for name, value in action.env.items()}
+            redacted = [*Redactor().argv(args), *Redactor().mapping(env).values()]
+            if any(HIDDEN in str(word) for word in redacted) and any(isinstance(c, str) for c in param.choices):
+                raise UsageError(f"space {space.name}: params.{param.name} goes to a flag or variable that takes a "
+                                 "secret, and choices are written to every report: use an environment variable")
 
 
 def _one_line(error: Exception) -> str:
@@ -322,10 +331,3 @@ def _one_line(error: Exception) -> str:
         if line.strip():
             lines.append(" ".join(line.split()).rstrip(".;"))
     return "; ".join(lines)[:600].replace(":; ", ": ") or type(error).__name__
-
-
-def _typo(keys: set[str]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches("space", keys, n=1)
-    return f" (not {close[0]})" if close else ""

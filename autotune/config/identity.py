@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.config.settings import Settings
-from autotune.engine.host import Gpu, Gpus, cpu_name
+from autotune.engine.gpus import Gpu, Gpus
+from autotune.engine.host import cpu_name
 from autotune.records import UsageError, canonical, digest
 from autotune.utils.text import SPELLED, printable
 

@@ -1,1 +1,1 @@
-"""Engine control: what an engine file says (`spec`), command lines (`argv`), processes (`keeper`, `server`)."""
+"""Engine control: engine files (`spec`), command lines (`command`), processes (`server`), GPUs (`gpus`)."""

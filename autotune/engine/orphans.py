@@ -1,7 +1,8 @@
-"""What a dead tuner left running: recognised by our own records, never by name, and ended.
+"""Find and end the processes that a dead tuner left running, by our own records and never by name.
 
 A launch's folder holds owner.json (pids with start times, session, marker, boot) from its start and
-exit.json from its end. A record of another boot, or a pid with another start time, is not ours.
+exit.json from its end. A record of another boot, or a pid with another start time, is ignored.
+Only the standard library is used: the supervisor must start fast.
 """
 
 from __future__ import annotations
@@ -9,27 +10,28 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import signal
 import time
+from collections.abc import Iterator
 
 from autotune.utils.files import read_plain
 
 WAIT_S = 15.0
-DAMAGED = (OSError, ValueError, KeyError, TypeError, RecursionError)
-"""What a record that is not there, or not as we write it, may raise."""
+DAMAGED = (OSError, ValueError, KeyError, TypeError, RecursionError)  # raised by a missing or malformed record
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """What was ended for one launch folder: its name and how many processes."""
+    """The processes ended for one launch folder."""
 
     launch: str
     processes: int
 
 
 def end_orphans(study_folder: pathlib.Path) -> list[Ended]:
-    """End whatever dead tuners of this study left running. Returns what was found alive."""
+    """End whatever dead tuners of this study left running; returns the launches that had live processes."""
     found = []
     for folder in sorted((study_folder / "launches").glob("*")):
         if not (folder / "exit.json").exists() and not tuner_lives(folder) and (count := end_launch(folder)):
@@ -38,7 +40,7 @@ def end_orphans(study_folder: pathlib.Path) -> list[Ended]:
 
 
 def tuner_lives(folder: pathlib.Path) -> bool:
-    """Whether the tuner that started this launch still runs (on this boot): its servers are its own business."""
+    """True while the tuner that started this launch runs (on this boot)."""
     try:
         owner = json.loads(read_plain(folder / "owner.json"))
         return start_time(int(owner["tuner"])) == str(owner["tuner_started"]) and bool(owner["boot"] == boot_id())
@@ -46,32 +48,25 @@ def tuner_lives(folder: pathlib.Path) -> bool:
         return False
 
 
-def boot_id() -> str:
-    """Identity of this boot: pids of another one mean nothing here."""
-    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def end_launch(folder: pathlib.Path) -> int:
-    """End every process of one launch; returns how many were alive. Waits for the keeper to do it first."""
+    """End every process of one launch; returns how many were alive. The supervisor gets WAIT_S to do it first."""
     try:
         owner = json.loads(read_plain(folder / "owner.json"))
         if owner["boot"] != boot_id():
             return 0
-        keeper, keeper_started = int(owner["keeper"]), str(owner["keeper_started"])
-        session, marker, oldest = int(owner["session"]), str(owner["marker"]), int(owner["server_started"])
+        supervisor, supervisor_started = int(owner["supervisor"]), str(owner["supervisor_started"])
+        launch = int(owner["session"]), str(owner["marker"]), int(owner["server_started"])
     except DAMAGED:
         return 0
-    first = members(session, marker, oldest)
+    first = members(*launch)
     deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline and start_time(keeper) == keeper_started:
+    while time.monotonic() < deadline and start_time(supervisor) == supervisor_started:
         time.sleep(0.05)  # its control pipe is closed, so it is ending the server
-    if start_time(keeper) == keeper_started:
-        with contextlib.suppress(OSError):
-            _kill(keeper)
-    while alive := members(session, marker, oldest):
+    if start_time(supervisor) == supervisor_started:
+        kill(supervisor)
+    while alive := members(*launch):
         for pid in alive:
-            with contextlib.suppress(OSError):
-                _kill(pid)
+            kill(pid)
         time.sleep(0.02)
     return len(first)
 
@@ -79,36 +74,48 @@ def end_launch(folder: pathlib.Path) -> int:
 def members(session: int, marker: str, oldest: int) -> set[int]:
     """Live processes of a launch: in the server's session, or carrying its marker in their environment.
 
-    `oldest` is the server's start time in clock ticks: a process older than that is never a member.
+    `oldest` is the server's start time in clock ticks; an older process is never a member.
     """
     found = set()
     wanted = f"AUTOTUNE_LAUNCH={marker}".encode()
-    for entry in pathlib.Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = (entry / "stat").read_bytes()
-            fields = stat[stat.rindex(b")") + 2:].split()
-            if fields[0] == b"Z" or int(fields[19]) < oldest:
-                continue
-            if int(fields[3]) == session or wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.add(int(entry.name))
-        except (OSError, ValueError, IndexError):
-            continue
+    for pid, fields in processes():
+        if fields[0] != b"Z" and int(fields[19]) >= oldest:
+            with contextlib.suppress(OSError):
+                environ = pathlib.Path("/proc", str(pid), "environ")
+                if int(fields[3]) == session or wanted in environ.read_bytes().split(b"\0"):
+                    found.add(pid)
     return found
 
 
+def processes() -> Iterator[tuple[int, list[bytes]]]:
+    """(pid, `stat_fields`) of every process, zombies included."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                yield int(name), stat_fields(int(name))
+
+
+def stat_fields(pid: int) -> list[bytes]:
+    """Fields of /proc/PID/stat: 0 state, 1 parent, 3 session, 19 start in ticks. Raises OSError, ValueError."""
+    stat = pathlib.Path("/proc", str(pid), "stat").read_bytes()
+    return stat[stat.rindex(b")") + 2:].split()
+
+
 def start_time(pid: int) -> str | None:
-    """A process's start time in clock ticks since boot; None when it does not run."""
+    """A process's start time in clock ticks, with the pid its identity until reboot; None when it does not run."""
     try:
-        stat = pathlib.Path("/proc", str(pid), "stat").read_bytes()
-        fields = stat[stat.rindex(b")") + 2:].split()
+        fields = stat_fields(pid)
     except (OSError, ValueError):
         return None
     return None if fields[0] == b"Z" else fields[19].decode()
 
 
-def _kill(pid: int) -> None:
-    import os
+def boot_id() -> str:
+    """Identity of this boot; pids of another boot mean nothing."""
+    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
-    os.kill(pid, signal.SIGKILL)
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal; a process that is gone is no error."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)

@@ -1,11 +1,11 @@
-"""One server process tree as the tuner sees it: started through the keeper, watched, asked, ended.
+"""One server process tree: started through the supervisor, followed until ready, queried, ended.
 
     with Server(command, engine, folder, ...) as server:
         failure = server.wait_ready(progress)      # None, or how it failed
         ...                                        # server.url, server.alive
     # here every process of it is gone
 
-The keeper (engine/keeper.py) guarantees that leaving the block, or dying in it, leaves nothing behind.
+The supervisor (engine/supervisor.py) guarantees that leaving the block, or dying in it, leaves no process behind.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from types import TracebackType
 from typing import Any
 
 from autotune.engine.command import Command
-from autotune.engine.regexes import found
-from autotune.engine.spec import EngineSpec
+from autotune.engine.spec import EngineSpec, found
 from autotune.engine.stages import StageReader
+from autotune.engine.supervisor import FAILED
 from autotune.records import AutotuneError, Stage, UsageError
 from autotune.utils.files import read_plain, write_json
 from autotune.utils.http import BadAnswer, NoAnswer, ask, count, parts, text, usage_of
 from autotune.utils.redact import Redactor
-from autotune.utils.suspend import Awake
 
 POLL_S = 0.1
 HEALTH_S = 10.0
+SETTLE_S = 2.0  # for a server that just failed a request to exit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +65,9 @@ class ServerSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """How a server failed, before anybody has read its log: the input of the crash classifier.
+    """A failed server before its log is read: the input of the crash classifier.
 
-    `kind` is exited, stage_timeout, bad_answer or start. `detail` is one line of what was seen.
+    `kind` is exited, stage_timeout, bad_answer or hung. `detail` is one line of evidence.
     """
 
     kind: str
@@ -78,15 +78,14 @@ class Failure:
 
 
 class SupervisorFailed(AutotuneError):
-    """The process that keeps the server failed, or ended without a word (killed, a full disk): no configuration's
-    fault."""
+    """The supervisor of a server failed or was killed: no fault of the configuration."""
 
 
 class Server:
     def __init__(self, command: Command, engine: EngineSpec, folder: pathlib.Path, settings: ServerSettings,
                  port: int, host: str = "127.0.0.1", env: Mapping[str, str] | None = None, apart: bool = False) -> None:
-        """`env`: variables of this launch alone, which are no part of the configuration's command; `apart`: the keeper
-        is no child of this process, which may be one that kills its children."""
+        """`env`: variables of this launch that are no part of the configuration's command. `apart`: the supervisor is
+        no child of this process, which may kill its children."""
         self.env, self.apart = dict(env or {}), apart
         self.command, self.engine, self.folder, self.settings = command, engine, folder, settings
         self.url = f"http://{host}:{port}"
@@ -95,9 +94,8 @@ class Server:
         self.redactor = Redactor.from_command(command.argv, command.env, engine.vars, os.environ)
         self.stages = StageReader(self.log, engine.stages)
         self.marker = uuid.uuid4().hex
-        self.started = time.monotonic()
-        self.awake = Awake()
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self.started, self._suspended_s = time.monotonic(), suspended_s()
+        self._supervisor: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
         self.start()
@@ -108,10 +106,10 @@ class Server:
         self.stop()
 
     def start(self) -> None:
-        """Start the keeper, which starts the server. Raises AutotuneError when the keeper cannot start."""
+        """Start the supervisor, which starts the server. Raises AutotuneError when the supervisor cannot start."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for told in ("owner.json", "exit.json"):  # of an earlier try in this folder
-            (self.folder / told).unlink(missing_ok=True)
+        for name in ("owner.json", "exit.json"):  # of an earlier try in this folder
+            (self.folder / name).unlink(missing_ok=True)
         write_json(self.folder / "command.json", {
             "argv": self.redactor.argv(self.command.argv), "env": self.redactor.data(self.command.env),
             "gpus": self.command.gpus, "engine": self.engine.name, "port": self.port, "placed": self.env})
@@ -123,29 +121,32 @@ class Server:
         }
         root = str(pathlib.Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
-        self.started = time.monotonic()
-        self.awake.__enter__()
+        self.started, self._suspended_s = time.monotonic(), suspended_s()
         try:
-            self._keeper = subprocess.Popen(
+            self._supervisor = subprocess.Popen(
                 [sys.executable, "-m", "autotune.engine.supervisor", *(["--apart"] if self.apart else [])],
                 stdin=subprocess.PIPE, start_new_session=True,
                 env={**os.environ, "PYTHONPATH": path})
-            assert self._keeper.stdin is not None
-            self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
-            self._keeper.stdin.flush()
+            assert self._supervisor.stdin is not None
+            self._supervisor.stdin.write(json.dumps(order).encode() + b"\n")
+            self._supervisor.stdin.flush()
         except OSError as error:
-            self.awake.__exit__(None, None, None)
-            raise AutotuneError(f"cannot start the process that keeps the server: {error}") from error
+            raise AutotuneError(f"cannot start the server's supervisor: {error}") from error
 
     @property
     def alive(self) -> bool:
-        """Whether the server's main process runs (the keeper ends with it)."""
-        return self._keeper is not None and self._keeper.poll() is None
+        """True while the server's main process runs (the supervisor ends with it)."""
+        return self._supervisor is not None and self._supervisor.poll() is None
 
     @property
     def after_s(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self.started
+
+    @property
+    def suspended_s(self) -> float:
+        """Seconds since the start in which the machine was suspended."""
+        return suspended_s() - self._suspended_s
 
     @property
     def pid(self) -> int | None:
@@ -161,19 +162,18 @@ class Server:
 
     @property
     def supervisor_failure(self) -> str:
-        """Why the server's keeper could not keep it, or that it is gone without a word; "" when it did its work."""
-        if self._keeper is None or self.alive:
+        """The reason why the supervisor failed or is gone; "" when it did its work."""
+        if self._supervisor is None or self.alive:
             return ""
-        who = "the process that keeps the server"
         if not (self.folder / "exit.json").exists():
-            return f"{who} was killed, or could not write: see the disk and the kernel's log (dmesg)"
+            return "the server's supervisor was killed or could not write: see the disk and the kernel's log (dmesg)"
         by = str(_read_json(self.folder / "exit.json").get("ended_by"))
-        return f"{who} failed ({by.removeprefix('keeper: ')})" if by.startswith("keeper: ") else ""
+        return f"the server's supervisor failed ({by.removeprefix(FAILED)})" if by.startswith(FAILED) else ""
 
     def wait_ready(self, progress: Callable[[Stage, float], None] = lambda stage, after_s: None) -> Failure | None:
         """Wait until alive, log mark seen, health 200 and one completion generated. None: ready.
 
-        Raises Unkept when the server's keeper was killed or failed. Time in which the machine slept does not count.
+        Raises SupervisorFailed. Stage limits do not count time in which the machine was suspended.
         """
         ready = self.engine.ready
         marked = healthy = False
@@ -187,7 +187,7 @@ class Server:
                 return self.failure("exited", f"the server process ended with status {self.exit_status}")
             stage = self.stages.update()
             progress(stage, self.after_s)
-            marked = marked or ready.log is None or ready.log.pattern in self.stages.seen or self._mark_seen()
+            marked = marked or ready.log is None or ready.log in self.stages.seen or self._mark_seen()
             if time.monotonic() >= next_ask and (marked or stage is Stage.WARMUP):
                 healthy, detail = self._healthy(ready.path)
                 next_ask = time.monotonic() + self.settings.ready_poll_s
@@ -201,8 +201,7 @@ class Server:
                 self._settle()
                 return self.failure("exited" if not self.alive else "bad_answer", problem)
             limit_s = self.stage_limit_s(stage)
-            asleep_s = self.awake.lost_s(self.stages.entered)
-            if time.monotonic() - self.stages.entered - asleep_s > limit_s:
+            if time.monotonic() - self.stages.entered > limit_s:
                 return self.failure("stage_timeout", f"no end of stage {stage} after {limit_s:g} s" +
                                     (f" (last answer: {detail})" if detail else ""))
             time.sleep(POLL_S)
@@ -228,14 +227,14 @@ class Server:
         try:
             answer = ask(self.url + path, body, within_s=self.settings.request_timeout_s)
             if answer.status != 200:
-                return f"POST {path}: HTTP {answer.status}: {answer.text[:300]!r}"
+                return f"POST {path}: HTTP {answer.status}: {self.redactor.text(answer.text)[:300]!r}"
             produced = count(usage_of(answer.json()), "completion_tokens")
         except NoAnswer as error:
             return f"POST {path}: no answer: {error}"
         except BadAnswer as error:
             return f"POST {path}: bad answer: {error}"
         if produced is None:
-            return f"POST {path}: an answer without token counts: {answer.text[:300]!r}"
+            return f"POST {path}: an answer without token counts: {self.redactor.text(answer.text)[:300]!r}"
         return None if produced else f"POST {path}: no token generated"
 
     def model_name(self) -> str | None:
@@ -256,27 +255,26 @@ class Server:
 
     def stop(self) -> int | None:
         """End every process of the server and return its exit status. Safe to call twice."""
-        keeper = self._keeper
-        self.awake.__exit__(None, None, None)
-        if keeper is None:
+        supervisor = self._supervisor
+        if supervisor is None:
             return None
-        if keeper.stdin is not None:
+        if supervisor.stdin is not None:
             with contextlib.suppress(OSError):
-                keeper.stdin.close()
+                supervisor.stdin.close()
         try:
-            keeper.wait(self.engine.stop_s + 30)
+            supervisor.wait(self.engine.stop_s + 30)
         except subprocess.TimeoutExpired:
-            keeper.kill()
-            keeper.wait()
-        if not (self.folder / "exit.json").exists():  # the keeper was killed, by us or by somebody else
+            supervisor.kill()
+            supervisor.wait()
+        if not (self.folder / "exit.json").exists():  # the supervisor was killed, by us or by somebody else
             from autotune.engine.orphans import end_launch
 
             end_launch(self.folder)
         return self.exit_status
 
     def _settle(self) -> None:
-        """Give a server that just failed a request a moment to die, so that its exit status is known."""
-        deadline = time.monotonic() + 2.0
+        """Give a server that just failed a request a moment to exit, for its exit status."""
+        deadline = time.monotonic() + SETTLE_S
         while self.alive and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
@@ -296,8 +294,13 @@ class Server:
         return status == 200, f"GET {path}: HTTP {status}"
 
 
+def suspended_s() -> float:
+    """Seconds since boot in which the machine was suspended: CLOCK_BOOTTIME counts them, CLOCK_MONOTONIC does not."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+
+
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago. Somebody may still steal it: launches are retried on that."""
+    """A port that was free a moment ago. Another program may take it; launches are retried on that."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -1,45 +1,50 @@
-"""An engine file of conf/engine/, read into frozen values. It says what choices mean; it runs nothing.
+"""An engine file of conf/engine/ as frozen values: the meaning of choices. This module runs nothing.
 
     engine = EngineSpec.parse(mapping, where="conf/engine/sglang.yaml")
 
-See docs/engines.md for the format. Unknown keys and malformed entries raise UsageError.
+See docs/engines.md for the format.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
-from autotune.engine.regexes import compiled
+import msgspec
+import regex
+from msgspec import Meta
+
 from autotune.records import Stage, UsageError, Value
-from autotune.space.constraints import Rule, WrittenRule, parse_rules
+from autotune.space.constraints import Rule, RuleFile, WrittenRule
 from autotune.space.constraints import text as text
 from autotune.space.space import Space
+from autotune.utils.validation import convert
 
-KEYS = {"name", "describe", "command", "python", "env", "vars", "args", "params", "rules", "version", "ready",
-        "stages", "stage_limits_s", "request", "metrics", "info", "config_file", "stop"}
-ACTION_KEYS = {"flag", "switch", "off_switch", "args", "env", "gpus", "versions", "needs"}
+T = TypeVar("T")
 PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_.]*)\}")
-PATH = re.compile(r"/[!-~]*")
-PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
-    bool: ((bool,), "true or false"), float: ((int, float), "a number"), str: ((str,), "a text")}
-"""By the type of a setting's default, what it may be; without one it is a text."""
-FLAG = re.compile(r"--?[A-Za-z][A-Za-z0-9-]{0,99}")
-APIS = ("openai_completions", "sglang_generate")
-PARAM_KEYS = ACTION_KEYS | {"choices", "default"}
+MATCH_CHARS = 2000  # of a log line: marks stand at its beginning
+MATCH_TIMEOUT_S = 0.1  # for one pattern on one line
+
+UrlPath = Annotated[str, Meta(pattern=r"^/[!-~]*\Z", description="a path on the server such as /health")]
+Flag = Annotated[str, Meta(description="a flag such as --name")]
+Pattern = Annotated[str, Meta(description="a regular expression")]
+Seconds = Annotated[float, Meta(ge=0, description="a number of seconds")]
+Words = Annotated[list[Value], Meta(description="a list of words")]
+Gpus = Annotated[Annotated[int, Meta(ge=1)] | Literal["value"], Meta(
+    description="a whole number of at least 1, or the word value for the choice itself")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """What one choice adds to a command: arguments, environment, and how many times more GPUs it takes.
+    """The effect of one choice on a command: arguments, environment, and the factor on the number of GPUs.
 
     `versions` is a PEP 440 specifier ("" = any). `gpus` is a number or "value" (the choice itself). `needs` are words
-    beside its flags that the installed engine must know: an algorithm, a variable of the environment.
+    other than its flags that the installed engine must know: an algorithm, an environment variable.
     """
 
     args: tuple[str, ...] = ()
@@ -51,10 +56,10 @@ class Action:
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
-    """How one parameter reaches the command line: per choice, or for any value; alternatives by version.
+    """The actions of one parameter: per choice, or for any value, with alternatives by version.
 
-    `default` is the value that a server gets when its configuration does not have the parameter (it may name
-    placeholders); None leaves it to the engine.
+    `default` is the value of a server whose configuration lacks the parameter (it may name placeholders); None leaves
+    it to the engine.
     """
 
     choices: Mapping[str, tuple[Action, ...]]
@@ -63,7 +68,7 @@ class ParamSpec:
     default: Value | None = None
 
     def alternatives(self, value: Value) -> tuple[Action, ...] | None:
-        """Actions for a value, one per version range; None when the engine does not know the value."""
+        """Actions for a value, one per version range; None if the engine does not know the value."""
         if text(value) in self.choices:
             return self.choices[text(value)]
         return self.any_value or None
@@ -71,7 +76,7 @@ class ParamSpec:
 
 @dataclasses.dataclass(frozen=True)
 class EngineRule:
-    """A combination that the engine is known to reject, in some of its versions."""
+    """A combination that some versions of the engine reject."""
 
     written: WrittenRule
     versions: str = ""
@@ -82,38 +87,36 @@ class StageMark:
     """A log line matching `pattern` means that the launch has reached `stage`."""
 
     stage: Stage
-    pattern: re.Pattern[str]
+    pattern: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Ready:
-    """When a server counts as ready: process alive, log mark seen, health 200, one completion generated."""
+class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A server is ready when its process lives, the log mark was seen, `path` answers 200 and a completion came."""
 
-    path: str = "/health"
-    log: re.Pattern[str] | None = None
+    path: UrlPath = "/health"
+    log: Pattern | None = None
+
+    def __post_init__(self) -> None:
+        if self.log is not None:
+            _compiled(self.log)
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """How completions are asked for: `api` is openai_completions or sglang_generate.
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The protocol of completions. `continuous_usage`: the server can put token counts into every streamed chunk."""
 
-    `continuous_usage`: the server can give token counts in every streamed chunk when asked.
-    """
-
-    api: str = "openai_completions"
+    api: Literal["openai_completions", "sglang_generate"] = "openai_completions"
     model: str | None = None
     continuous_usage: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Metrics:
-    """Prometheus names, each None when the engine has no such series.
+class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prometheus names, each None if the engine has no such series.
 
-    Acceptance length, where responses do not tell it, is `accept_bonus` + growth of `accept_tokens` over growth of
+    If responses carry no acceptance length, it is `accept_bonus` + growth of `accept_tokens` over growth of
     `accept_steps` (bonus 1 for engines that count only draft tokens).
     """
 
-    path: str | None = None
+    path: UrlPath | None = None
     running: str | None = None
     queued: str | None = None
     retracted: str | None = None
@@ -122,32 +125,118 @@ class Metrics:
     accept_bonus: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Info:
-    """Where the server tells what it resolved, and which of those keys make two servers the same.
+class Info(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The URL path of the settings that a server resolved, and the keys that identify a server.
 
     `identity` and `ignore` are names or shell patterns. Without `identity` every key counts that `ignore` does not
-    name: a setting that we do not know must never make two different servers look the same.
+    name: an unknown setting must never make two different servers look the same.
     """
 
-    path: str | None = None
-    identity: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
+    path: UrlPath | None = None
+    identity: tuple[str, ...] | None = None
+    ignore: tuple[str, ...] | None = None
 
     def same(self, resolved: Mapping[str, Any]) -> dict[str, Any]:
-        """The part of what a server resolved that two servers have in common when they are the same one."""
+        """The resolved settings that are equal on equal servers."""
         return {key: value for key, value in sorted(resolved.items())
-                if _listed(key, self.identity or ("*",)) and not _listed(key, self.ignore)}
+                if _listed(key, self.identity or ("*",)) and not _listed(key, self.ignore or ())}
+
+
+class _ActionFile(msgspec.Struct, forbid_unknown_fields=True):
+    flag: Flag | None = None
+    args: Words | None = None
+    env: dict[str, Value | None] | None = None
+    gpus: Gpus | None = None
+    versions: Value | None = None
+    needs: list[Annotated[str, Meta(min_length=1)]] | None = None
+    switch: Flag | None = None
+    off_switch: Flag | None = None
+
+    def action(self, valued: bool = False) -> Action:
+        """`valued`: for any value of a parameter, which {value} and `gpus: value` stand for."""
+        if self.gpus == "value" and not valued:
+            raise ValueError("gpus must be a whole number")
+        words = [*([self.flag, "{value}"] if self.flag else []), *map(text, self.args or ())]
+        return Action(tuple(words), _texts(self.env), self.gpus or 1, str(self.versions or ""), tuple(self.needs or ()))
+
+
+AnyAction = _ActionFile | Words
+Alternative = Annotated[AnyAction, Meta(description=(
+    "a mapping (a list here means alternatives by version; write {args: [...]}, or {} for nothing)"))]
+ChoiceFile = Annotated[_ActionFile | Annotated[list[Alternative], Meta(min_length=1)] | None, Meta(description=(
+    "a mapping, or a list of alternatives by version ({} for nothing)"))]
+
+
+class _ParamFile(_ActionFile, forbid_unknown_fields=True):
+    choices: dict[Value, ChoiceFile] | None = None
+    default: Annotated[Value, Meta(description="a text, number or boolean")] | None = None
+
+
+class _MarkFile(msgspec.Struct, forbid_unknown_fields=True):
+    stage: str
+    log: Pattern
+
+    def __post_init__(self) -> None:
+        _stage(self.stage)
+        _compiled(self.log)
+
+
+class _VersionFile(msgspec.Struct, forbid_unknown_fields=True):
+    package: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z",
+                                 description="the name of a Python package")] | None = None
+    use: Value | None = None
+    spelled_in: tuple[str, ...] | None = None
+    named_in: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.use is not None and not is_version(str(self.use)):
+            raise ValueError(f"version.use must be a version such as 0.5.23, not {self.use!r}")
+        for name in (*(self.spelled_in or ()), *(self.named_in or ())):
+            path = pathlib.PurePath(name)
+            if path.is_absolute() or ".." in path.parts or not path.parts:
+                raise ValueError(f"{name!r} must be a file or folder below the module's own")
+
+
+class _StopFile(msgspec.Struct, forbid_unknown_fields=True):
+    term_s: Seconds = 10.0
+
+
+class _EngineFile(msgspec.Struct, forbid_unknown_fields=True):
+    command: Annotated[list[Value], Meta(min_length=1, description="a list such as ['{python}', -m, package]")]
+    name: Value | None = None
+    describe: Any = None
+    python: Annotated[str, Meta(description="the path of an interpreter")] | None = None
+    env: dict[str, Value | None] | None = None
+    vars: dict[str, Value | None] | None = None
+    args: list[AnyAction] | dict[str, AnyAction | None] | None = None
+    params: dict[str, _ParamFile | list[AnyAction] | None] | None = None
+    rules: list[RuleFile] | dict[str, RuleFile | None] | None = None
+    version: _VersionFile | None = None
+    ready: Ready | None = None
+    stages: list[_MarkFile] | dict[str, _MarkFile | None] | None = None
+    stage_limits_s: dict[str, Seconds] | None = None
+    request: Request | None = None
+    metrics: Metrics | None = None
+    info: Info | None = None
+    config_file: Annotated[str, Meta(pattern=r"^--?[A-Za-z][A-Za-z0-9-]{0,99}\Z",
+                                     description="a flag such as --config")] | None = None
+    stop: _StopFile | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineSpec:
+    """An engine file.
+
+    python_of_file: a file named the interpreter, not the user; it is run only to start the engine. spelled_in: files
+    and folders of the installed module that spell every flag it knows (see `engine.flags`). named_in: files that name
+    what else it knows: environment variables, algorithms.
+    """
+
     name: str
     command: tuple[str, ...]
     params: Mapping[str, ParamSpec]
     python: str | None = None
     python_of_file: bool = False
-    """The interpreter was named by a file, not by the user: it is not started but to start the engine."""
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     vars: Mapping[str, str] = dataclasses.field(default_factory=dict)
     args: tuple[Action, ...] = ()
@@ -155,9 +244,7 @@ class EngineSpec:
     package: str | None = None
     version: str | None = None
     spelled_in: tuple[str, ...] = ()
-    """Files and folders of the installed module that spell every flag it knows (see `engine.spelling`)."""
     named_in: tuple[str, ...] = ()
-    """Those that name what else it knows: variables of the environment, algorithms."""
     ready: Ready = Ready()
     stages: tuple[StageMark, ...] = ()
     stage_limits_s: Mapping[Stage, float] = dataclasses.field(default_factory=dict)
@@ -169,42 +256,30 @@ class EngineSpec:
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any], where: str) -> EngineSpec:
-        """Build from plain YAML data. Raises UsageError naming the offending key."""
-        _known(raw, KEYS, where)
-        command = raw.get("command")
-        if not isinstance(command, list) or not command:
-            raise UsageError(f"{where}: command must be a list such as ['{{python}}', -m, package]")
-        if not isinstance(raw.get("python") or "", str):
-            raise UsageError(f"{where}: python must be the path of an interpreter, not {raw.get('python')!r}")
-        version = raw.get("version") or {}
-        _known(version, {"package", "use", "spelled_in", "named_in"}, f"{where}: version")
-        params = {str(name): _param(spec, f"{where}: params.{name}")
-                  for name, spec in _mapping(raw.get("params"), f"{where}: params").items() if spec is not None}
-        return cls(
-            name=str(raw.get("name")), command=tuple(map(str, command)), params=params,
-            python=raw.get("python"), env=_texts(raw.get("env"), f"{where}: env"),
-            vars=_texts(raw.get("vars"), f"{where}: vars"),
-            args=tuple(_action(item, f"{where}: args") for item in _entries(raw.get("args"), f"{where}: args")),
-            rules=tuple(_engine_rule(i, f"{where}: rules") for i in _entries(raw.get("rules"), f"{where}: rules")),
-            package=_package(version.get("package"), where), version=_version(version.get("use"), where),
-            spelled_in=_inside(version.get("spelled_in"), f"{where}: version.spelled_in"),
-            named_in=_inside(version.get("named_in"), f"{where}: version.named_in"),
-            ready=_ready(raw.get("ready") or {}, where),
-            stages=tuple(_mark(item, where) for item in _entries(raw.get("stages"), f"{where}: stages")),
-            stage_limits_s={_stage(k, where): float(v) for k, v in _seconds(
-                raw.get("stage_limits_s") or {}, f"{where}: stage_limits_s").items()},
-            request=_request(raw.get("request"), f"{where}: request"),
-            metrics=_metrics(raw.get("metrics"), f"{where}: metrics"),
-            info=_info(raw.get("info") or {}, where),
-            config_file=_flag(raw.get("config_file"), where), stop_s=_stop(raw.get("stop") or {}, where),
-        )
+        """An engine from plain YAML data. Raises UsageError naming the offending key."""
+        file = convert(raw, _EngineFile, f"{where}: ")
+        version = file.version or _VersionFile()
+        try:
+            return cls(
+                name=str(file.name), command=tuple(map(str, file.command)), python=file.python, env=_texts(file.env),
+                vars=_texts(file.vars), args=tuple(_action(item) for item in _entries(file.args)),
+                params={name: _param(param, f"{where}: params.{name}") for name, param in (file.params or {}).items()
+                        if param is not None},
+                rules=tuple(_rule(rule, where) for rule in _entries(file.rules)),
+                package=version.package, version=None if version.use is None else str(version.use),
+                spelled_in=version.spelled_in or (), named_in=version.named_in or (), ready=file.ready or Ready(),
+                stages=tuple(StageMark(_stage(mark.stage), mark.log) for mark in _entries(file.stages)),
+                stage_limits_s={_stage(name): limit_s for name, limit_s in (file.stage_limits_s or {}).items()},
+                request=file.request or Request(), metrics=file.metrics or Metrics(), info=file.info or Info(),
+                config_file=file.config_file, stop_s=(file.stop or _StopFile()).term_s)
+        except ValueError as error:
+            raise UsageError(f"{where}: {error}") from error
 
     def rules_for(self, space: Space, version: str | None = None) -> tuple[Rule, ...]:
-        """The rules that say something about `space` under an engine version, in terms of its own parameters.
+        """The rules that apply to `space` under an engine version, in terms of the space's own choices.
 
-        A condition on a parameter that a configuration does not have is decided by that parameter's default: it holds
-        and is left out, or the rule can never match and is dropped. So is one on values that are not among the choices.
-        What is left names choices of the space as the space spells them.
+        The default of a parameter decides a condition on it if a configuration lacks the parameter. Rules that can
+        never match are left out.
         """
         constants = self.constants(space)
 
@@ -214,20 +289,20 @@ class EngineSpec:
                 if isinstance(value, str) else value
 
         return tuple(found for rule in self.rules if matches(rule.versions, version)
-                     for found in space.said_by(rule.written, default))
+                     for found in space.expand(rule.written, default))
 
     def constants(self, space: Space) -> dict[str, str]:
-        """What placeholders stand for in every server of a space alike."""
+        """The values of placeholders that are the same for every server of a space."""
         return {**{f"model.{key}": path for key, path in space.model.items()}, **self.vars,
                 "max_concurrency": str(space.largest("concurrency") or 1),
                 "max_context": str(space.largest("context") or 0)}
 
 
 def matches(specifier: str, version: str | None) -> bool:
-    """Whether a version fulfils a PEP 440 specifier; an unknown version fulfils only "" and the newest range.
+    """True if a version meets a PEP 440 specifier; an unknown version meets only "" and the newest range.
 
-    What is built on the way to a release (0.5.23.dev12, 0.5.23rc1) counts as the release. A version that is not of
-    PEP 440 (a fork's own scheme) is unknown. Raises UsageError for what is no specifier.
+    A pre-release (0.5.23.dev12, 0.5.23rc1) counts as the release. A version outside PEP 440 (a fork's own scheme) is
+    unknown. Raises UsageError for a bad specifier.
     """
     if not specifier:
         return True
@@ -244,7 +319,7 @@ def matches(specifier: str, version: str | None) -> bool:
 
 
 def is_version(version: str) -> bool:
-    """Whether a text is a version that can be compared (PEP 440)."""
+    """True for a version that can be compared (PEP 440)."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -254,211 +329,65 @@ def is_version(version: str) -> bool:
     return True
 
 
-def _param(spec: Any, where: str) -> ParamSpec:
-    if not isinstance(spec, Mapping | list):
-        raise UsageError(f"{where}: write {{flag: --name}}, {{switch: --name}} or {{choices: ...}}")
-    if isinstance(spec, list):
-        return ParamSpec({}, tuple(_action(item, where, valued=True) for item in spec))
-    _known(spec, PARAM_KEYS, where)
-    choices = {text(k): _alternatives(v, f"{where}.{text(k)}")
-               for k, v in _mapping(spec.get("choices"), f"{where}.choices").items()}
-    default = spec.get("default")
-    if default is not None and not isinstance(default, str | int | float):
-        raise UsageError(f"{where}: default must be a text, number or boolean, not {str(default)[:60]!r}")
-    rest = {k: v for k, v in spec.items() if k not in ("choices", "default") and v is not None}
-    if "switch" in rest or "off_switch" in rest:
-        on, off = rest.pop("switch", None), rest.pop("off_switch", None)
-        choices.setdefault("true", (_action({**rest, "args": _words(on, f"{where}: switch")}, where),))
-        choices.setdefault("false", (_action({"args": _words(off, f"{where}: off_switch")}, where),))
-        return ParamSpec(choices, (), True, default)
-    any_value = (_action(rest, where, valued=True),) if rest else ()
-    if default is not None and not any_value and text(default) not in choices:
-        raise UsageError(f"{where}: default {text(default)} is none of its choices ({', '.join(choices)})")
-    return ParamSpec(choices, any_value, False, default)
-
-
-def _entries(raw: Any, where: str) -> list[Any]:
-    """The items of a list, or of a mapping with names (which a file based on this one can replace, or drop by null)."""
-    if isinstance(raw, Mapping):
-        return [item for item in raw.values() if item is not None]
-    if raw is not None and not isinstance(raw, list):
-        raise UsageError(f"{where}: must be a list, or a mapping from names of your choice to entries")
-    return raw or []
-
-
-def _engine_rule(item: Any, where: str) -> EngineRule:
-    versions = str(item.get("versions") or "") if isinstance(item, Mapping) else ""
-    bare = {k: v for k, v in item.items() if k != "versions"} if isinstance(item, Mapping) else item
-    (rule,) = parse_rules([bare], where)
-    return EngineRule(rule, versions)
-
-
-def _alternatives(spec: Any, where: str) -> tuple[Action, ...]:
-    if spec == [] or (isinstance(spec, list) and any(isinstance(item, str) for item in spec)):
-        raise UsageError(f"{where}: a list here means alternatives by version; write {{args: [...]}}, "
-                         "or {} for nothing")
-    items: Sequence[Any] = spec if isinstance(spec, list) else [spec or {}]
-    return tuple(_action(item, where) for item in items)
-
-
-def _action(spec: Any, where: str, valued: bool = False) -> Action:
-    if isinstance(spec, list):
-        spec = {"args": spec}
-    if not isinstance(spec, Mapping):
-        raise UsageError(f"{where}: expected a mapping with args, env, flag or gpus, not {spec!r}")
-    _known(spec, ACTION_KEYS, where)
-    spec = {k: v for k, v in spec.items() if v is not None}
-    args = spec.get("args") or []
-    if not isinstance(args, list) or not all(isinstance(a, str | int | float) for a in args):
-        raise UsageError(f"{where}: args must be a list of words, not {str(args)[:60]!r}")
-    words = [*map(text, args)]
-    if "flag" in spec:
-        words = [*_words(spec["flag"], f"{where}: flag"), "{value}", *words]
-    gpus = spec.get("gpus", 1)
-    if not (gpus == "value" and valued) and not (isinstance(gpus, int) and not isinstance(gpus, bool) and gpus >= 1):
-        raise UsageError(f"{where}: gpus must be a whole number" + (" or the word value" if valued else ""))
-    return Action(tuple(words), _texts(spec.get("env"), f"{where}: env"), gpus, str(spec.get("versions") or ""),
-                  _names(spec.get("needs"), f"{where}: needs"))
-
-
-def _words(word: Any, where: str) -> list[str]:
-    """A flag as a list of one word, [] for none. Raises UsageError."""
-    if word and not isinstance(word, str):
-        raise UsageError(f"{where} must be a flag such as --name, not {str(word)[:60]!r}")
-    return [word] if word else []
-
-
-def _mapping(raw: Any, where: str) -> Mapping[Any, Any]:
-    if raw is not None and not isinstance(raw, Mapping):
-        raise UsageError(f"{where} must be a mapping, not {str(raw)[:60]!r}")
-    return raw or {}
-
-
-def _names(raw: Any, where: str) -> tuple[str, ...]:
-    if raw is not None and not (isinstance(raw, list) and all(isinstance(item, str) and item for item in raw)):
-        raise UsageError(f"{where}: must be a list of texts, not {raw!r}")
-    return tuple(raw or ())
-
-
-def _inside(raw: Any, where: str) -> tuple[str, ...]:
-    """Paths below a folder. Raises UsageError for one that leads out of it."""
-    for name in (names := _names(raw, where)):
-        path = pathlib.PurePath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts:
-            raise UsageError(f"{where}: {name!r} must be a file or folder below the module's own")
-    return names
-
-
-def _ready(raw: Mapping[str, Any], where: str) -> Ready:
-    _known(raw, {"path", "log"}, f"{where}: ready")
-    return Ready(_path(raw.get("path", "/health"), f"{where}: ready.path"),
-                 _regex(raw["log"], where) if raw.get("log") else None)
-
-
-def _mark(raw: Mapping[str, Any], where: str) -> StageMark:
-    _known(raw, {"stage", "log"}, f"{where}: stages")
-    return StageMark(_stage(raw.get("stage"), where), _regex(raw.get("log"), where))
-
-
-def _info(raw: Mapping[str, Any], where: str) -> Info:
-    _known(raw, {"path", "identity", "ignore"}, f"{where}: info")
-    path = raw.get("path")
-    return Info(None if path is None else _path(path, f"{where}: info.path"),
-                _names(raw.get("identity"), f"{where}: info.identity"),
-                _names(raw.get("ignore"), f"{where}: info.ignore"))
-
-
-def _section(kind: type[Any], raw: Any, where: str) -> Any:
-    raw = raw or {}
-    _known(raw, {f.name for f in dataclasses.fields(kind)}, where)
-    for field in dataclasses.fields(kind):
-        value = raw.get(field.name, field.default)
-        good, words = KINDS.get(type(field.default), ((str, type(None)), "a text"))
-        if not isinstance(value, good) or isinstance(value, bool) and bool not in good:
-            raise UsageError(f"{where}.{field.name} must be {words}, not {str(value)[:60]!r}")
-    return kind(**raw)
-
-
-def _metrics(raw: Any, where: str) -> Metrics:
-    if isinstance(raw, Mapping) and raw.get("path") is not None:
-        _path(raw["path"], f"{where}.path")
-    metrics: Metrics = _section(Metrics, raw, where)
-    return metrics
-
-
-def _request(raw: Any, where: str) -> Request:
-    request: Request = _section(Request, raw, where)
-    if request.api not in APIS:
-        raise UsageError(f"{where}.api must be one of {', '.join(APIS)}, not {request.api!r}")
-    return request
-
-
-def _path(value: Any, where: str) -> str:
-    """A path on the server itself: what follows its address must not make another one of it. Raises UsageError."""
-    if not isinstance(value, str) or not PATH.fullmatch(value):
-        raise UsageError(f"{where} must be a path on the server such as /health, not {str(value)[:60]!r}")
-    return value
-
-
-def _regex(pattern: Any, where: str) -> re.Pattern[str]:
+def found(pattern: str, line: str) -> bool:
+    """True if the beginning of a log line holds a pattern; a search longer than MATCH_TIMEOUT_S counts as no match."""
     try:
-        return compiled(str(pattern))
+        return _compiled(pattern).search(line[:MATCH_CHARS], timeout=MATCH_TIMEOUT_S) is not None
+    except TimeoutError:
+        return False
+
+
+@functools.cache
+def _compiled(pattern: str) -> Any:
+    try:
+        return regex.compile(pattern)
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{pattern[:80]!r} is not a regular expression: {error}") from error
+
+
+def _param(file: _ParamFile | list[AnyAction], where: str) -> ParamSpec:
+    try:
+        if isinstance(file, list):
+            return ParamSpec({}, tuple(_action(item, valued=True) for item in file))
+        choices = {text(k): tuple(_action(item) for item in (v if isinstance(v, list) else [v or _ActionFile()]))
+                   for k, v in (file.choices or {}).items()}
+        rest = {name for name in _ActionFile.__struct_fields__ if getattr(file, name) is not None}
+        if rest & {"switch", "off_switch"}:
+            on = msgspec.structs.replace(file, args=[file.switch] if file.switch else [])
+            off = _ActionFile(args=[file.off_switch] if file.off_switch else [])
+            return ParamSpec({"true": (on.action(),), "false": (off.action(),), **choices}, (), True, file.default)
+        any_value = (file.action(valued=True),) if rest else ()
     except ValueError as error:
-        raise UsageError(f"{where}: {str(pattern)[:80]!r} {error}") from error
+        raise UsageError(f"{where}: {error}") from error
+    if file.default is not None and not any_value and text(file.default) not in choices:
+        raise UsageError(f"{where}: default {text(file.default)} is none of its choices ({', '.join(choices)})")
+    return ParamSpec(choices, any_value, False, file.default)
 
 
-def _stage(name: Any, where: str) -> Stage:
+def _action(file: AnyAction, valued: bool = False) -> Action:
+    return (_ActionFile(args=file) if isinstance(file, list) else file).action(valued)
+
+
+def _rule(file: RuleFile, where: str) -> EngineRule:
+    rule = WrittenRule.parse({key: value for key, value in file.items() if key != "versions"}, f"{where}: rules")
+    return EngineRule(rule, str(file.get("versions") or ""))
+
+
+def _entries(entries: list[T] | Mapping[str, T | None] | None) -> Iterable[T]:
+    """The items of a list, or of a mapping whose names let a derived file replace an entry, or drop it by null."""
+    return [item for item in (entries.values() if isinstance(entries, Mapping) else entries or ()) if item is not None]
+
+
+def _stage(name: str) -> Stage:
     try:
-        return Stage.parse(str(name))
+        return Stage.parse(name)
     except ValueError:
-        raise UsageError(f"{where}: {name!r} is not a stage ({', '.join(Stage)})") from None
-
-
-def _known(raw: Any, known: set[str], where: str) -> None:
-    if not isinstance(raw, Mapping):
-        raise UsageError(f"{where}: must be a mapping, not {raw!r}")
-    unknown = sorted(str(k) for k in raw if k not in known)
-    if unknown:
-        raise UsageError(f"{where}: unknown key {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        raise ValueError(f"{name!r} is not a stage ({', '.join(Stage)})") from None
 
 
 def _listed(key: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
 
 
-def _texts(raw: Any, where: str) -> dict[str, str]:
-    if not isinstance(raw or {}, Mapping):
-        raise UsageError(f"{where}: must be a mapping from names to texts, not {raw!r}")
-    return {str(k): text(v) for k, v in (raw or {}).items() if v is not None}
-
-
-def _seconds(raw: Any, where: str) -> Mapping[Any, float]:
-    if not isinstance(raw, Mapping):
-        raise UsageError(f"{where}: must be a mapping to seconds, not {raw!r}")
-    for name, value in raw.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-            raise UsageError(f"{where}.{name} must be a number of seconds, not {value!r}")
-    return raw
-
-
-def _stop(raw: Any, where: str) -> float:
-    _known(raw, {"term_s"}, f"{where}: stop")
-    return float(_seconds(raw, f"{where}: stop").get("term_s", 10.0))
-
-
-def _package(value: Any, where: str) -> str | None:
-    if value is not None and not (isinstance(value, str) and PACKAGE.fullmatch(value)):
-        raise UsageError(f"{where}: version.package must be the name of a Python package, not {str(value)[:60]!r}")
-    return value
-
-
-def _flag(value: Any, where: str) -> str | None:
-    if value is not None and not (isinstance(value, str) and FLAG.fullmatch(value)):
-        raise UsageError(f"{where}: config_file must be a flag such as --config, not {str(value)[:60]!r}")
-    return value
-
-
-def _version(value: Any, where: str) -> str | None:
-    if value is not None and not is_version(str(value)):
-        raise UsageError(f"{where}: version.use must be a version such as 0.5.23, not {value!r}")
-    return None if value is None else str(value)
+def _texts(raw: Mapping[str, Value | None] | None) -> dict[str, str]:
+    return {key: text(value) for key, value in (raw or {}).items() if value is not None}

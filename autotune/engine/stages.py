@@ -6,8 +6,7 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 
-from autotune.engine.regexes import found
-from autotune.engine.spec import StageMark
+from autotune.engine.spec import StageMark, found
 from autotune.records import Stage
 
 ORDER = list(Stage)
@@ -51,6 +50,6 @@ class StageReader:
 
     def _line(self, line: str) -> None:
         for mark in self.marks:
-            if mark.pattern.pattern not in self.seen and found(mark.pattern, line):
-                self.seen.add(mark.pattern.pattern)
+            if mark.pattern not in self.seen and found(mark.pattern, line):
+                self.seen.add(mark.pattern)
                 self.enter(mark.stage)

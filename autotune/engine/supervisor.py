@@ -1,19 +1,18 @@
-"""The keeper: one small process between the tuner and a server, so that no orphan survives either of them.
+"""The supervisor: one small process between the tuner and a server, so that neither leaves an orphan.
 
-Run as `python -m autotune.engine.supervisor` in a session of its own (Ctrl-C reaches the tuner, which then closes
-our standard input); it reads one line of JSON from standard input: argv, env, cwd, folder, port, secrets, term_s,
-log_limit_bytes, tuner. With --apart it is a grandchild of who started it: Ray's processes kill their children on their
-way out, and a killed keeper would leave its server behind. It then
+`python -m autotune.engine.supervisor` runs in a session of its own (Ctrl-C reaches only the tuner, which then closes
+the supervisor's standard input) and reads one line of JSON from standard input: argv, env, cwd, folder, port, secrets,
+term_s, log_limit_bytes, tuner. With --apart it becomes a grandchild of its starter: Ray's processes kill their children
+on exit, and a killed supervisor would leave its server behind. The supervisor
 
-- becomes the reaper of every descendant (Linux child subreaper), so children that leave the group or
-  are orphaned stay within its reach;
-- starts the server in a session of its own and pumps its output, redacted and bounded, to folder/server.log;
-- ends all of it when standard input closes (the tuner died, or said so) or on SIGTERM: SIGTERM first,
+- becomes the reaper of every descendant (Linux child subreaper), which keeps children that leave the group or
+  are orphaned within its reach;
+- starts the server in a session of its own and copies its output, redacted and bounded, to folder/server.log;
+- ends every process when standard input closes (the tuner died or asked for it) or on SIGTERM: SIGTERM first,
   SIGKILL after `term_s`;
 - writes folder/owner.json at the start and folder/exit.json at the end, and exits 0.
 
-It imports only `autotune.utils.files` and `autotune.utils.redact`, which need no library: it must start fast and
-stay small.
+It imports no library, because it must start fast and stay small.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from autotune.engine.orphans import boot_id, kill, processes, start_time, stat_fields
 from autotune.utils.files import fresh, write_json
 from autotune.utils.redact import Redactor
 
 PR_SET_CHILD_SUBREAPER = 36
 FLUSH_S = 2.0
 TAIL_BYTES = 4 << 20
-KEY_BYTES = 16384
-"""No private key is longer; its lines wait for each other, so that they are hidden together."""
-LINE_BYTES = 65536
-"""A longer line is written in parts, cut where no secret is cut."""
+KEY_BYTES = 16384  # longest private key; its lines wait for each other and are hidden together
+LINE_BYTES = 65536  # a longer line is written in parts, cut where no secret is cut
 OVERLAP_BYTES = 4096
-TRIES = 15
+FAILED = "supervisor: "  # begins `ended_by` of a supervisor that failed
+TRIES = 15  # places to try for a cut
 LONG = b"[autotune: %d bytes of a long line left out here]"
 LEFT_OUT = b"\n[autotune: %d bytes of the log left out here]\n"
 
@@ -64,7 +63,7 @@ class BoundedLog:
     def write(self, data: bytes) -> None:
         """Take raw output; whole lines are written, the rest waits for its end (at most LINE_BYTES).
 
-        What cannot be written (a full disk) is lost: the server must not notice.
+        Output that cannot be written (a full disk) is lost: the server must not notice.
         """
         if self.skipped:  # within a line that could not be cut
             end = data.find(b"\n")
@@ -76,7 +75,7 @@ class BoundedLog:
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         begun = data.rfind(b"-----BEGIN ", 0, cut)
         if begun >= 0 and b"PRIVATE KEY-----" in data[begun:begun + 60] and len(data) - begun < KEY_BYTES and \
-                data.find(b"-----END", begun, cut) < 0:  # hidden as a whole, once it is one
+                data.find(b"-----END", begun, cut) < 0:  # wait until the key is complete
             cut = max(data.rfind(b"\n", 0, begun), data.rfind(b"\r", 0, begun)) + 1
         if cut == 0 and len(data) > LINE_BYTES:
             cut = self._harmless_cut(data)
@@ -87,8 +86,10 @@ class BoundedLog:
             self._lines(data[:cut])
 
     def _harmless_cut(self, data: bytes) -> int:
-        """Where a long line may be cut: both parts cleaned are the whole cleaned, and what may be the beginning of a
-        secret waits in the second part. 0: nowhere."""
+        """Byte at which a long line may be cut; 0: nowhere.
+
+        The cleaned parts make up the cleaned whole, and a possible beginning of a secret waits in the second part.
+        """
         whole = self._clean(data)
         step = max(OVERLAP_BYTES, 2 * self.redactor.longest)
         for cut in range(len(data) - step, 0, -step)[:TRIES]:
@@ -140,20 +141,16 @@ class BoundedLog:
 
 
 def descendants() -> set[int]:
-    """Pids of every live descendant of this process, from /proc (Linux)."""
+    """Pids of every descendant of this process, zombies included."""
     parents: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                stat = pathlib.Path("/proc", entry, "stat").read_bytes()
-                parents.setdefault(int(stat[stat.rindex(b")") + 2:].split()[1]), []).append(int(entry))
+    for pid, fields in processes():
+        parents.setdefault(int(fields[1]), []).append(pid)
     found: set[int] = set()
     todo = [os.getpid()]
     while todo:
-        for child in parents.get(todo.pop(), []):
-            if child not in found:
-                found.add(child)
-                todo.append(child)
+        children = set(parents.get(todo.pop(), [])) - found
+        found |= children
+        todo += children
     return found
 
 
@@ -170,40 +167,27 @@ def reap() -> dict[int, int]:
 
 
 def end_all(term_s: float, main_pid: int) -> dict[int, int]:
-    """End every descendant: SIGTERM, then SIGKILL after `term_s`. Returns what was reaped."""
+    """End every descendant: SIGTERM, then SIGKILL after `term_s`. Returns the reaped: pid -> return code."""
     ended: dict[int, int] = {}
     with contextlib.suppress(OSError):
         os.killpg(main_pid, signal.SIGTERM)
     deadline = time.monotonic() + term_s
     while alive := descendants():
-        if time.monotonic() > deadline:
-            for pid in alive:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-        elif main_pid not in alive:
-            for pid in alive:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGTERM)
+        late = time.monotonic() > deadline
+        for pid in alive if late or main_pid not in alive else ():
+            kill(pid, signal.SIGKILL if late else signal.SIGTERM)
         time.sleep(0.02)
         ended.update(reap())
     ended.update(reap())
     return ended
 
 
-def started(pid: int) -> str:
-    """A process's start time as the kernel counts it: with the pid, and until reboot, an identity."""
-    stat = pathlib.Path("/proc", str(pid), "stat").read_bytes()
-    return stat[stat.rindex(b")") + 2:].split()[19].decode()
-
-
-def keep(order: dict[str, object], control: int) -> int:
-    """Run one server to its end; see the module's docstring."""
-    tuner = int(str(order["tuner"]))
-    tuner_started = started(tuner)
+def supervise(order: dict[str, Any], control: int) -> int:
+    """Run one server to its end, as the module's docstring says. `control` closes when the tuner is done or dead."""
+    tuner_started = start_time(order["tuner"])
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    folder = pathlib.Path(str(order["folder"]))
-    log = BoundedLog(folder / "server.log", int(str(order["log_limit_bytes"])),
-                     Redactor(order["secrets"]))  # type: ignore[arg-type]
+    folder = pathlib.Path(order["folder"])
+    log = BoundedLog(folder / "server.log", order["log_limit_bytes"], Redactor(order["secrets"]))
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
@@ -212,27 +196,23 @@ def keep(order: dict[str, object], control: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     try:
-        server = subprocess.Popen(order["argv"], cwd=str(order["cwd"]), env=order["env"],  # type: ignore[call-overload]
-                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  start_new_session=True)
+        server = subprocess.Popen(order["argv"], cwd=order["cwd"], env=order["env"], stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     except (OSError, ValueError) as error:  # a null character in an argument, an = in a variable's name
         log.write(f"autotune: cannot start the server: {error}\n".encode())
         log.close()
-        _tell(folder / "exit.json", {"exit_status": 127, "ended_by": "start", "left": 0})
+        _write_exit(folder, 127, "start")
         return 0
     output = server.stdout
     assert output is not None
     ended: dict[int, int] = {}
     ended_by = "itself"
-    left = 0
     try:
-        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         write_json(folder / "owner.json", {
-            "boot": boot, "keeper": os.getpid(), "keeper_started": started(os.getpid()),
-            "tuner": tuner, "tuner_started": tuner_started,
-            "server": server.pid, "server_started": started(server.pid), "session": server.pid,
-            "marker": order["env"]["AUTOTUNE_LAUNCH"], "port": order.get("port"),  # type: ignore[index]
-        })
+            "boot": boot_id(), "supervisor": os.getpid(), "supervisor_started": start_time(os.getpid()),
+            "tuner": order["tuner"], "tuner_started": tuner_started,
+            "server": server.pid, "server_started": stat_fields(server.pid)[19].decode(), "session": server.pid,
+            "marker": order["env"]["AUTOTUNE_LAUNCH"], "port": order["port"]})
         sources = [control, wake_read, output.fileno()]
         while server.pid not in ended:
             for source in select.select(sources, [], [], FLUSH_S)[0]:
@@ -247,35 +227,34 @@ def keep(order: dict[str, object], control: int) -> int:
             if asked_to_end.is_set():
                 ended_by = "tuner"
                 break
-    except OSError as error:  # a server that could not be found again is not kept
-        ended_by = f"keeper: {error}"
+    except OSError as error:  # without owner.json the server could not be found again, so it is ended
+        ended_by = f"{FAILED}{error}"
     finally:
         drained = threading.Thread(target=drain, args=(output, log), daemon=True)
         drained.start()
         left = len(descendants() - {server.pid})
-        ended.update(end_all(float(str(order["term_s"])), server.pid))
+        ended.update(end_all(order["term_s"], server.pid))
     drained.join(5)
     log.close()
-    _tell(folder / "exit.json", {"exit_status": ended.get(server.pid), "ended_by": ended_by,
-                                 "left": left if ended_by == "itself" else 0})
+    _write_exit(folder, ended.get(server.pid), ended_by, left if ended_by == "itself" else 0)
     return 0
 
 
-def _tell(path: pathlib.Path, value: object) -> None:
-    """Write how it ended; without room for that the tuner does not know the exit status, which is all that is lost."""
+def _write_exit(folder: pathlib.Path, exit_status: int | None, ended_by: str, left: int = 0) -> None:
+    """Write exit.json; on a full disk only the exit status is lost. `left`: processes that outlived the server."""
     with contextlib.suppress(OSError):
-        write_json(path, value)
+        write_json(folder / "exit.json", {"exit_status": exit_status, "ended_by": ended_by, "left": left})
 
 
 def drain(output: BinaryIO, log: BoundedLog) -> None:
-    """Read what is still coming until every writer has closed the pipe."""
+    """Copy output to the log until every writer has closed the pipe."""
     with contextlib.suppress(OSError, ValueError):
         while data := os.read(output.fileno(), 65536):
             log.write(data)
 
 
 def step_apart() -> None:
-    """Go on in a child of our own; what stays behind only waits for it, and may be killed."""
+    """Continue in a child; the parent only waits for it and may be killed."""
     child = os.fork()
     if child:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -287,16 +266,15 @@ def main() -> int:
         step_apart()
     line = b""
     while not line.endswith(b"\n"):
-        byte = os.read(0, 65536)
-        if not byte:
+        data = os.read(0, 65536)
+        if not data:
             return 1
-        line += byte
+        line += data
     order = json.loads(line)
     try:
-        return keep(order, 0)
-    except Exception as error:  # whatever it is, the tuner learns that it is no fault of the configuration
-        _tell(pathlib.Path(order["folder"]) / "exit.json", {
-            "exit_status": None, "ended_by": f"keeper: {type(error).__name__}: {error}", "left": 0})
+        return supervise(order, 0)
+    except Exception as error:  # any failure here is no fault of the configuration
+        _write_exit(pathlib.Path(order["folder"]), None, f"{FAILED}{type(error).__name__}: {error}")
         return 1
 
 

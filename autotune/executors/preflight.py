@@ -1,4 +1,4 @@
-"""What this host lacks, said before anything starts; why each choice can or cannot run here; how many run at once."""
+"""Preflight: everything that keeps a space or one of its choices from running on this host, before anything starts."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from autotune.config.identity import command_line
 from autotune.config.settings import Settings
 from autotune.engine.command import Command, UnknownPlaceholder, build, choose, chosen, gpus_of, needed, variables
 from autotune.engine.flags import lacking
-from autotune.engine.host import Gpus, engine_version, gpu_users, installed, interpreter_problem, visible_gpus
+from autotune.engine.gpus import Gpus, gpu_users, visible_gpus
+from autotune.engine.host import engine_version, installed, interpreter_problem
 from autotune.engine.spec import EngineSpec, matches, text
 from autotune.executors.topology import of_cores
-from autotune.loadgen.prompts import read_prompts
-from autotune.power.meter import MeterUnavailable, Powered
+from autotune.loadgen.requests import read_prompts
+from autotune.power.meter import MeterUnavailable, Powered, PowerSettings
 from autotune.power.registry import open_meter
-from autotune.records import Config, UsageError, Value
+from autotune.records import Config, HostCannotRun, UsageError, Value
 from autotune.space.constraints import Rule
-from autotune.space.space import Space
+from autotune.utils.files import free_mib
 
-SETTLE_S = 10.0
+SETTLE_S, POLL_S = 10.0, 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One choice of one parameter, whether it can run here, and why not."""
+    """One choice of one parameter; without `problems` it can run here."""
 
     param: str
     value: Value
@@ -36,65 +38,86 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Preflight:
-    """`problems` keep the baseline, or the configuration asked for, from running here; every choice has its own."""
+    """The state of a host. `problems` keep the baseline, or the configuration asked for, from running on it.
+
+    `unavailable` has a rule for each choice that cannot run here. `power` names a meter that works here, and `refused`
+    gives the reason against each one that `power=auto` passed over.
+    """
 
     command: Command
     version: str | None
     gpus: Gpus
     problems: tuple[str, ...]
     choices: tuple[Choice, ...]
-    barred: tuple[Rule, ...] = ()
-    """Each choice that cannot run here: never to be launched only to fail."""
+    unavailable: tuple[Rule, ...]
+    power: PowerSettings
+    refused: Mapping[str, str]
+
+    def refuse(self, settings: Settings) -> None:
+        """Raises HostCannotRun with every problem, if there is one."""
+        if self.problems:
+            raise HostCannotRun(f"space {settings.space.name} cannot run here: {'; '.join(self.problems)} "
+                                f"({command_line(settings, 'check')} tells more)")
 
 
 def check(settings: Settings, config: Config | None = None) -> Preflight:
-    """Look at this host for a space and one of its configurations; None: the baseline.
+    """Check this host for a space and one of its configurations (None: the baseline).
 
-    Raises UsageError when space and engine file do not fit each other.
+    Raises UsageError when space and engine file contradict each other.
     """
     space, engine = settings.space, settings.engine
-    version = engine_version(engine)
-    gpus = visible_gpus()
+    version, gpus = engine_version(engine), visible_gpus()
     server = space.split(space.baseline if config is None else config)[0]
     command = build(engine, space, server, port="PORT", device=settings.device, version=version)
-    refuse_unknown_placeholders(settings, server, version)
-    problems = host_problems(settings, gpus, version) + missing_files(settings, [*command.argv, *command.env.values()])
-    problems += server_lacks(settings, server, version)
+    choices = [Choice(param.name, value, tuple(choice_problems(settings, server, param.name, value, gpus, version)))
+               for param in space.server_params for value in param.choices]
+    problems = host_problems(settings, gpus, version)
+    power, refused = settings.power, dict[str, str]()
+    try:
+        power, refused = working_power(settings, gpus)
+    except MeterUnavailable as error:
+        problems.append(f"power={settings.power.source}: {error}")
+    problems += missing_files(settings, [*command.argv, *command.env.values()])
+    values = placeholders(settings, server)
+    actions = [action for action in engine.args if matches(action.versions, version)]
+    actions += [action for _, action in chosen(engine, space, server, values, version)]
+    problems += [f"{problem}: engine {engine.name} is for a build that does (install that, or choose the engine file "
+                 "of yours)" for problem in lacks(engine, [w for action in actions for w in needed(action, values)])]
     if config is not None and (reason := space.forbidden(config)) is not None:
         problems.append(f"it is never launched: {reason}")
     if len(gpus.gpus) >= int(space.needs.get("gpus", 0)):
         problems += gpu_problem(command.gpus, gpus, settings)
-    choices = []
-    for param in space.server_params:
-        for value in param.choices:
-            found = choice_problems(settings, param.name, value, gpus, version)
-            choices.append(Choice(param.name, value, tuple(found)))
-    return Preflight(command, version, gpus, tuple(problems), tuple(choices), barred(space, choices))
+    unavailable = tuple(Rule({c.param: (c.value,)}, "; ".join(c.problems)) for c in choices
+                        if c.problems and space.forbidden({c.param: c.value}) is None)
+    return Preflight(command, version, gpus, tuple(problems), tuple(choices), unavailable, power, refused)
 
 
-def barred(space: Space, choices: Sequence[Choice]) -> tuple[Rule, ...]:
-    """A rule for every choice that cannot run here and that no rule forbids yet."""
-    return tuple(Rule({c.param: (c.value,)}, "; ".join(c.problems)) for c in choices
-                 if c.problems and space.forbidden({c.param: c.value}) is None)
+def working_power(settings: Settings, gpus: Gpus) -> tuple[PowerSettings, dict[str, str]]:
+    """The power settings with `auto` replaced by a meter that works here, and the reasons against those before it.
+
+    Raises MeterUnavailable when a meter asked for by name does not work.
+    """
+    uuids = () if settings.device == "cpu" else tuple(g.uuid for g in gpus.gpus[:1])
+    meter, refused = open_meter(settings.power, Powered(os.getpid(), uuids))
+    return dataclasses.replace(settings.power, source=meter.source), refused
 
 
-def refuse_unknown_placeholders(settings: Settings, server: Config, version: str | None) -> None:
-    """Raises UsageError for a choice whose command could not be made: a study would end in the middle of it."""
-    space = settings.space
-    some = {p.name: p.choices[0] for p in space.server_params} | dict(server)
-    for param in space.server_params:
-        for value in param.choices:
-            try:
-                build(settings.engine, space, {**some, param.name: value}, port="PORT", device=settings.device,
-                      version=version)
-            except UnknownPlaceholder as error:
-                raise UsageError(f"{param.name}={text(value)}: {error}") from None
-            except UsageError:  # a choice that this version lacks: `choice_problems` says so
-                continue
+def check_disk(settings: Settings, folder: pathlib.Path, launches: int = 1) -> None:
+    """Raises HostCannotRun when the disk of `folder` has no room for the files of so many launches."""
+    while not folder.exists():
+        folder = folder.parent
+    free, server = free_mib(folder), settings.server
+    needed = launches * (server.disk_free_mib + server.log_limit_mib)
+    who = "a launch" if launches == 1 else f"{launches} launches side by side"
+    if free < needed:
+        raise HostCannotRun(
+            f"only {free:.0f} MiB are free on the disk of {folder}, and {who} may need {needed:.0f}: make "
+            "room and run the same command, the study is kept (server.disk_free_mib and server.log_limit_mib say how "
+            "much)")
 
 
 def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[str]:
-    """What is missing for every configuration."""
+    """Problems of every configuration."""
     engine, needs = settings.engine, settings.space.needs
     found = [problem for problem in [interpreter_problem(engine)] if problem]
     there = installed(engine)
@@ -115,72 +138,41 @@ def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[s
     if settings.device == "cuda" and not gpus.gpus:
         found.append(f"device=cuda, but no GPU is visible{f': {gpus.why_none}' if gpus.why_none else ''}")
     if settings.device != "cpu":
+        deadline = time.monotonic() + min(SETTLE_S, settings.server.gpu_free_s)
+        while (users := gpu_users(gpus)) and time.monotonic() < deadline:
+            time.sleep(POLL_S)  # memory of a process that just ended is freed late
         found += [f"{user}: autotune measures on idle GPUs only (CUDA_VISIBLE_DEVICES chooses others)"
-                  for user in lasting_users(gpus, min(SETTLE_S, settings.server.gpu_free_s))]
-    return found + input_problems(settings, gpus)
-
-
-def server_lacks(settings: Settings, server: Config, version: str | None) -> list[str]:
-    """What a server part passes to the engine and the installed one does not know."""
-    engine, values = settings.engine, placeholders(settings, server)
-    actions = [action for action in engine.args if matches(action.versions, version)]
-    actions += [action for _, action in chosen(engine, settings.space, server, values, version)]
-    return [f"{problem}: engine {engine.name} is for a build that does (install that, or choose the engine file of "
-            "yours)" for problem in lacks(engine, [word for action in actions for word in needed(action, values)])]
+                  for user in users]
+    path = settings.workload.prompt_source().path
+    if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
+        found.append(f"workload.prompts: {path} is not a file that can be read")
+    elif path is not None:
+        read_prompts(path)  # raises UsageError for a bad line before anything is launched
+    return found
 
 
 def lacks(engine: EngineSpec, wanted: Sequence[str]) -> list[str]:
-    """One sentence on those of these flags and names that the installed engine does not know, if there are any."""
+    """A sentence that lists the flags and names of `wanted` which the installed engine does not know; [] if none."""
     unknown = lacking(engine, wanted)
     build = " ".join(filter(None, [engine.package, installed(engine).version]))
     return [f"the installed {build} does not know {', '.join(unknown)}"] if unknown else []
 
 
 def placeholders(settings: Settings, server: Config) -> dict[str, str]:
-    """What the engine file's placeholders stand for in a server part."""
+    """Values of the engine file's placeholders for a server part."""
     return variables(settings.engine, settings.space, server, host="HOST", port="PORT", device=settings.device)
 
 
 def missing_files(settings: Settings, words: Sequence[str]) -> list[str]:
-    """Local paths of models that these words of a command name, and that are not there."""
+    """Problems with local model paths in the words of a command. ORG/NAME is a repository on a hub, not a path."""
     return [f"model.{key}: {path} does not exist (set space.model.{key}=/path)"
             for key, path in settings.space.model.items()
-            if ("/" in path or path.startswith(".")) and looks_local(path) and not pathlib.Path(path).exists()
-            and any(path in word for word in words)]
-
-
-def lasting_users(gpus: Gpus, wait_s: float) -> list[str]:
-    """Who still uses these GPUs after `wait_s` seconds: memory of a process that just ended is given back late."""
-    deadline = time.monotonic() + wait_s
-    while (users := gpu_users(gpus)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return users
-
-
-def input_problems(settings: Settings, gpus: Gpus) -> list[str]:
-    """What a study would stop at later: a file of prompts that is not there, a meter that does not work here."""
-    found = []
-    path = settings.workload.prompt_source().path
-    if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
-        found.append(f"workload.prompts: {path} is not a file that can be read")
-    elif path is not None:
-        read_prompts(path)  # what is wrong in it is said before anything is launched
-    if settings.power.source not in ("auto", "none"):
-        uuids = () if settings.device == "cpu" else tuple(g.uuid for g in gpus.gpus[:1])
-        try:
-            open_meter(settings.power, Powered(os.getpid(), uuids))
-        except MeterUnavailable as error:
-            found.append(f"power={settings.power.source}: {error}")
-    return found
-
-
-def looks_local(path: str) -> bool:
-    """Whether a model is given as a path (and not as the name of a repository on a hub, ORG/NAME)."""
-    return path.startswith(("/", ".", "~")) or path.count("/") != 1
+            if (path.startswith(("/", ".")) or "/" in path and (path.startswith("~") or path.count("/") != 1))
+            and not pathlib.Path(path).exists() and any(path in word for word in words)]
 
 
 def gpu_problem(wanted: int, gpus: Gpus, settings: Settings) -> list[str]:
-    """A configuration that multiplies to more GPUs than there are, on an engine that runs on GPUs."""
+    """The problem of a configuration that needs more GPUs than are visible, on an engine that runs on GPUs."""
     on_gpus = settings.space.needs.get("gpus") or (
         settings.engine.vars.get("device") == "cuda" and settings.device != "cpu")
     if not on_gpus or wanted <= len(gpus.gpus):
@@ -188,8 +180,19 @@ def gpu_problem(wanted: int, gpus: Gpus, settings: Settings) -> list[str]:
     return [f"needs {wanted} GPU{'s' if wanted > 1 else ''}, {len(gpus.gpus)} visible"]
 
 
-def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, version: str | None) -> list[str]:
-    """Why one choice cannot run here."""
+def choice_problems(settings: Settings, server: Config, name: str, value: Value, gpus: Gpus,
+                    version: str | None) -> list[str]:
+    """Problems of one choice on this host.
+
+    Raises UsageError when the command of `server` with it cannot be built: a study would end in the middle.
+    """
+    full = {**{p.name: p.choices[0] for p in settings.space.server_params}, **server, name: value}
+    try:
+        build(settings.engine, settings.space, full, port="PORT", device=settings.device, version=version)
+    except UnknownPlaceholder as error:
+        raise UsageError(f"{name}={text(value)}: {error}") from None
+    except UsageError:  # this version lacks a choice, maybe another one
+        pass
     try:
         action = choose(settings.engine, name, value, version)
         wanted = gpus_of(action, value)
@@ -204,10 +207,10 @@ def choice_problems(settings: Settings, name: str, value: Value, gpus: Gpus, ver
     return problems + [because for because in alone if because not in problems]
 
 
-def side_by_side(settings: Settings, gpus: Gpus, version: str | None) -> int:
-    """Most launches at once that `parallel.slots` asks for on this host.
+def launches_at_once(settings: Settings, gpus: Gpus, version: str | None) -> int:
+    """Launches side by side that `parallel.slots` asks for on this host.
 
-    Raises UsageError or HostCannotRun when it has not so many GPUs or cores.
+    Raises UsageError or HostCannotRun when the host has too few GPUs or cores.
     """
     asked, count = settings.parallel.count, len(gpus.gpus) if settings.device != "cpu" else 0
     if asked == 1 or not count:
@@ -227,7 +230,7 @@ def fewest_gpus(settings: Settings, version: str | None) -> int:
     for param in space.server_params:
         sizes = []
         for value in param.choices:
-            with contextlib.suppress(UsageError):  # what this version cannot express is not launched
+            with contextlib.suppress(UsageError):  # this version cannot express the choice
                 action = choose(engine, param.name, value, version)
                 sizes.append(gpus_of(action, value))
                 if value == baseline.get(param.name):

@@ -1,137 +1,111 @@
-"""Launches on the hosts of a Ray cluster: the driver proposes, Ray places, plain data comes back.
+"""Launches on the hosts of a Ray cluster: this process proposes, Ray places, files and outcomes come back.
 
-    with connected(settings) as hosts:          # a `tune.Place`
-        report = hosts.preflight()              # this study's needs, looked at on a host of the cluster
-        with hosts.launch(server, folder, progress) as live: ...
+    with connected(settings) as executor:
+        executor.preflight()                        # made on a host of the cluster
+        with executor.launch(server_part, folder, progress) as server: ...
 
-A launch is an actor (`remote.Launcher`) that Ray gives GPUs by number and type. A host that is lost takes its launches
-with it: `HostLost`, upon which the loop tells FAIL and asks again.
+A launch is an actor (ray_worker.py) that Ray gives GPUs by number and type. A lost host ends its launches with
+HostLost, upon which the loop marks their trials FAIL and asks them again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import pathlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from autotune.config.settings import Settings
 from autotune.engine.command import build
 from autotune.executors import preflight
-from autotune.executors.local import PLACED, HostLost, check_room, resolved_key, working_power
-from autotune.executors.ray_worker import RayWorker, outcome_of
-from autotune.measure.correctness import Gate
-from autotune.power.meter import PowerSettings
+from autotune.executors.base import PLACED, WAITING, Executor, HostLost, Progress, RunningServer
+from autotune.executors.ray_worker import RayWorker, Started
 from autotune.records import AutotuneError, Config, Crash, HostCannotRun, Measurement
-from autotune.storage.trial import crash_of
 from autotune.utils.files import fresh, write_json
 
 REACH_S = 10.0
 
 
-@dataclasses.dataclass
-class RayServer:
-    """A launch on another host, as the loop sees it."""
+class RayServer(RunningServer):
+    """A launch on another host. The number of its neighbours is not known."""
 
-    hosts: RayExecutor
-    actor: Any
-    folder: pathlib.Path
-    told: dict[str, Any]
-    neighbours: None = None  # what else runs on that host is Ray's affair
-
-    def __post_init__(self) -> None:
-        self.crash: Crash | None = crash_of(self.told["crash"]) if self.told["crash"] else None
-        self.launch_s: float = self.told["launch_s"]
-        self.argv: list[str] = self.told["argv"]
-        self.env: dict[str, str] = self.told["env"]
-        self.resolved: dict[str, Any] = self.told["resolved"]
+    def __init__(self, executor: RayExecutor, actor: Any, folder: pathlib.Path, started: Started) -> None:
+        super().__init__(folder, started.crash, started.launch_s, started.argv, started.env, started.resolved)
+        self.executor, self.actor, self._alive = executor, actor, started.alive
 
     @property
     def alive(self) -> bool:
-        return self.crash is None and bool(self.told["alive"])
-
-    @property
-    def resolved_key(self) -> str | None:
-        return resolved_key(self.resolved, self.env)
+        return self.crash is None and self._alive
 
     def measure(self, load: Config, label: int | str) -> Measurement | Crash:
-        """Measure one load part there; its files come back with it. Raises HostLost."""
-        self.told |= self.hosts.get(self.actor.measure.remote(dict(load), label))
-        self.hosts.keep(self.actor, self.folder)
-        return outcome_of(self.told)
+        """See RunningServer. The files of the measurement come back with it."""
+        outcome: Measurement | Crash
+        outcome, self._alive = self.executor.get(self.actor.measure.remote(dict(load), label))
+        self.executor.fetch_files(self.actor.files, self.folder)
+        return outcome
 
 
-class RayExecutor:
-    """Implements `tune.Place` on a cluster that is connected."""
+class RayExecutor(Executor):
+    """A cluster that is connected."""
 
     def __init__(self, ray: Any, settings: Settings) -> None:
-        self.ray, self.settings = ray, settings
-        self.power: PowerSettings = settings.power
+        self.ray, self.settings, self.capacity = ray, settings, settings.executor.at_once
+        self.power = settings.power
         self.version: str | None = None
         self.models: set[str] | None = None
-        self.gate = Gate(settings.folder / "agreement.json", settings.agreement, settings.workload.prompt_source())
         self._actors: set[Any] = set()
         self._lock = threading.Lock()
 
-    def preflight(self) -> tuple[preflight.Preflight, PowerSettings, dict[str, str]]:
-        """(preflight, power settings, meters refused) as a host of the cluster sees them, with the baseline's GPUs."""
-        space = self.settings.space
-        gpus = self._gpus(space.split(space.baseline)[0])
-        report, power, refused = self.get(self.ray.remote(_look).options(**self._needs(gpus)).remote(self.settings))
-        self.power, self.version = power, report.version
+    def inspect(self) -> preflight.Preflight:
+        """Check a host of the cluster, with as many GPUs as the baseline needs."""
+        remote = self.ray.remote(preflight.check).options(**self._needs(self._baseline_gpus()))
+        report: preflight.Preflight = self.get(remote.remote(self.settings))
+        self.power, self.version = report.power, report.version
         self.models = {gpu.name for gpu in report.gpus.gpus}
-        return report, power, refused
+        return report
 
-    def room(self) -> bool:
-        """Whether Ray could place another launch of the baseline's size now."""
-        space = self.settings.space
-        free = self.ray.available_resources()
-        needs = self._needs(self._gpus(space.split(space.baseline)[0]))
+    def has_room(self) -> bool:
+        """See Executor: room for a launch of the baseline's size."""
+        preflight.check_disk(self.settings, self.settings.folder)  # where the files of the hosts come to
+        free, needs = self.ray.available_resources(), self._needs(self._baseline_gpus())
         return bool(free.get("CPU", 0) >= needs["num_cpus"] and free.get("GPU", 0) >= needs["num_gpus"])
 
-    def check_room(self, folder: pathlib.Path) -> None:
-        """Raises HostCannotRun when the disk of `folder`, where hosts' files come to, is full."""
-        check_room(self.settings, folder)
-
     @contextlib.contextmanager
-    def launch(self, config: Config, folder: pathlib.Path,
-               progress: Callable[[str, float], None]) -> Iterator[RayServer]:
-        """Have the server started on some host. Raises HostLost when that host goes."""
-        progress("waiting for a place", 0.0)
+    def launch(self, config: Config, folder: pathlib.Path, progress: Progress) -> Iterator[RayServer]:
+        """See Executor. Raises HostCannotRun on a host with other GPUs than those of the preflight."""
+        progress(WAITING, 0.0)
         actor = self.ray.remote(RayWorker).options(max_restarts=0, **self._needs(self._gpus(config))).remote(
             self.settings, self.power, self.version)
         with self._lock:
             self._actors.add(actor)
         try:
-            host = self.get(actor.host.remote())
-            if self.models is not None and set(host["gpus"]) - self.models:
-                others = ", ".join(sorted(set(host["gpus"])))
-                raise HostCannotRun(f"Ray placed a launch on {host['name']} with {others}, and the study is of "
-                                    f"{', '.join(sorted(self.models))}: executor.gpu_type=TYPE keeps launches on one "
-                                    "kind")
-            progress(f"{PLACED} on {host['name']}", 0.0)
-            references = json.loads(self.gate.file.read_text()) if self.gate.file.exists() else None
-            told = self.get(actor.start.remote(dict(config), references))
-            if references is None and told["references"] is not None:
-                write_json(self.gate.file, told["references"])
-            self.keep(actor, folder)
-            progress("crashed" if told["crash"] else "serving", told["launch_s"])
-            yield RayServer(self, actor, folder, told)
-            with contextlib.suppress(HostLost):  # everything was told by now
-                self.keep(actor, folder, last=True)
+            host, models = self.get(actor.host.remote())
+            if self.models is not None and models - self.models:
+                raise HostCannotRun(f"Ray placed a launch on {host} with {', '.join(sorted(models))}, and the study "
+                                    f"is of {', '.join(sorted(self.models))}: executor.gpu_type=TYPE keeps launches "
+                                    "on one kind")
+            progress(f"{PLACED} on {host}", 0.0)
+            kept = self.gate.file
+            references = json.loads(kept.read_text()) if kept.exists() else None
+            started: Started = self.get(actor.start.remote(dict(config), references))
+            if references is None and started.references is not None:
+                write_json(kept, started.references)
+            self.fetch_files(actor.files, folder)
+            progress("crashed" if started.crash else "serving", started.launch_s)
+            yield RayServer(self, actor, folder, started)
+            with contextlib.suppress(HostLost):  # every outcome is here by now
+                self.fetch_files(actor.stop, folder)
         finally:
             with self._lock:
                 self._actors.discard(actor)
             with contextlib.suppress(Exception):  # it may be gone already
                 self.ray.kill(actor)
 
-    def end(self) -> None:
-        """End every launch, wherever it is; those who wait for one get HostLost."""
+    def cancel(self) -> None:
         with self._lock:
             actors = list(self._actors)
         for actor in actors:
@@ -139,25 +113,27 @@ class RayExecutor:
                 self.ray.kill(actor)
 
     def get(self, reference: Any) -> Any:
-        """What a call returned. Raises HostLost when its host, or its process there, is gone."""
+        """The result of a remote call. Raises HostLost when its host, or its process there, is gone."""
         errors = self.ray.exceptions
         try:
             return self.ray.get(reference)
         except errors.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), AutotuneError) else None
-            raise cause or AutotuneError(f"a launch failed on its host: {str(error).strip().splitlines()[-1][:300]}"
-                                         ) from error
+            raise cause or AutotuneError(f"a launch failed on its host: {_last_line(error)}") from error
         except errors.RayError as error:
-            if getattr(error, "actor_init_failed", False):  # it would fail wherever it is made
-                raise AutotuneError("a launch could not be prepared on its host: "
-                                    f"{str(error).strip().splitlines()[-1][:300]}") from error
+            if getattr(error, "actor_init_failed", False):  # it would fail on every host
+                raise AutotuneError(f"a launch could not be prepared on its host: {_last_line(error)}") from error
             raise HostLost(f"its host is lost ({type(error).__name__})") from error
 
-    def keep(self, actor: Any, folder: pathlib.Path, last: bool = False) -> None:
-        """Bring the launch's files here; `last` ends it."""
+    def fetch_files(self, method: Any, folder: pathlib.Path) -> None:
+        """Write the files that `method` of an actor returns to `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in self.get((actor.stop if last else actor.files).remote()).items():
+        for name, content in self.get(method.remote()).items():
             fresh(folder / pathlib.PurePath(name).name).write_bytes(content)
+
+    def _baseline_gpus(self) -> int:
+        space = self.settings.space
+        return self._gpus(space.split(space.baseline)[0])
 
     def _gpus(self, server: Config) -> int:
         if self.settings.device == "cpu" or not self.settings.space.needs.get("gpus"):
@@ -169,13 +145,6 @@ class RayExecutor:
         kind = self.settings.executor.gpu_type
         return {"num_cpus": self.settings.executor.cpus, "num_gpus": gpus,
                 **({"accelerator_type": kind} if kind else {})}
-
-
-def _look(settings: Settings) -> tuple[preflight.Preflight, PowerSettings, dict[str, str]]:
-    """Runs on a host of the cluster."""
-    report = preflight.check(settings)
-    power, refused = working_power(settings, report.gpus)
-    return report, power, refused
 
 
 @contextlib.contextmanager
@@ -192,7 +161,7 @@ def connected(settings: Settings) -> Iterator[RayExecutor]:
     address = settings.executor.address
     try:
         _reach(address)
-        with _own_signals():
+        with _keep_sigterm():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="autotune")
     except (OSError, RuntimeError, ValueError) as error:
         raise AutotuneError(f"no Ray cluster at executor.address={address} ({' '.join(str(error).split())[:200]}): "
@@ -203,6 +172,10 @@ def connected(settings: Settings) -> Iterator[RayExecutor]:
         ray.shutdown()
 
 
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1][:300]
+
+
 def _reach(address: str) -> None:
     """Raises OSError at once where nobody listens: Ray itself tries for several minutes."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
@@ -211,8 +184,8 @@ def _reach(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself and would end us past our own clearing up."""
+def _keep_sigterm() -> Iterator[None]:
+    """Restore our SIGTERM handler, which `ray.init` replaces with one that skips our cleanup."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,12 +1,12 @@
-"""One launch on a host that somebody else chose: what runs there, and what it sends back as plain data.
+"""One launch on a host that Ray chose: an actor in a process of its own there.
 
-    launcher = Launcher(settings, power, version)         # in a process of its own on that host
-    told = launcher.start({"tp": 2}, references)          # {"crash": {...} or None, "launch_s": 41.0, ...}
-    launcher.measure({"concurrency": 8}, 3)               # {"measurement": {...}} or {"crash": {...}}
-    launcher.files()                                      # {"server.log": b"...", ...}
-    launcher.stop()
+    worker = RayWorker(settings, power, version)
+    started = worker.start({"tp": 2}, references)       # crash, argv, launch_s, ...
+    outcome, alive = worker.measure({"concurrency": 8}, 3)
+    worker.files()                                      # {"server.log": b"...", ...}
+    worker.stop()
 
-Ending the process, however it ends, ends the server: that is the keeper's work.
+However the process ends, its supervisor ends the server.
 """
 
 from __future__ import annotations
@@ -18,55 +18,60 @@ import pathlib
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.config.settings import Settings
-from autotune.engine.host import visible_gpus
+from autotune.engine.gpus import visible_gpus
 from autotune.executors.local import LocalExecutor, LocalServer
 from autotune.power.meter import PowerSettings
-from autotune.records import Config, Crash, Energy, Measurement, Percentiles
-from autotune.storage.trial import crash_attrs, crash_of
+from autotune.records import Config, Crash, Measurement
 from autotune.utils.files import write_json
 
-FILE_BYTES = 8 << 20
-"""Of a longer file the end comes back."""
-LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+FILE_BYTES = 8 << 20  # of a longer file, the end is sent back
+
+
+class Started(NamedTuple):
+    """A launch after its start (see RunningServer), and the baseline's reference outputs if there are any yet."""
+
+    crash: Crash | None
+    launch_s: float
+    argv: list[str]
+    env: dict[str, str]
+    resolved: dict[str, Any]
+    alive: bool
+    references: Any
 
 
 class RayWorker:
-    """One launch; its folder lives in a temporary place of this host until `stop`."""
+    """One launch; its folder is a temporary one of this host until `stop`."""
 
     def __init__(self, settings: Settings, power: PowerSettings, version: str | None) -> None:
-        self.place = pathlib.Path(tempfile.mkdtemp(prefix="autotune-launch-"))
-        settings = dataclasses.replace(settings, outputs=self.place)
+        self.temporary = pathlib.Path(tempfile.mkdtemp(prefix="autotune-launch-"))
+        settings = dataclasses.replace(settings, outputs=self.temporary)
         settings.folder.mkdir(parents=True)
         self.folder = settings.folder / "launch"
-        self.bench = LocalExecutor(settings, version, visible_gpus(), power, apart=True)
-        self.live: LocalServer | None = None
+        self.executor = LocalExecutor(settings, version, visible_gpus(), power, apart=True)
+        self.server: LocalServer | None = None
         self._open = contextlib.ExitStack()
 
-    def host(self) -> dict[str, Any]:
-        """Where this is: the host's name, and the models of the GPUs given to it."""
-        return {"name": socket.gethostname(), "gpus": [gpu.name for gpu in self.bench.gpus.gpus]}
+    def host(self) -> tuple[str, set[str]]:
+        """The host's name, and the models of the GPUs given to this process."""
+        return socket.gethostname(), {gpu.name for gpu in self.executor.gpus.gpus}
 
-    def start(self, server: Config, references: Any) -> dict[str, Any]:
-        """Start the server; `references` are the baseline's outputs, None when nobody has any yet."""
+    def start(self, config: Config, references: Any) -> Started:
+        """Start the server; `references` are the baseline's outputs, None while there are none."""
+        kept = self.executor.gate.file
         if references is not None:
-            write_json(self.bench.gate.file, references)
-        self.live = self._open.enter_context(self.bench.launch(server, self.folder, _quiet))
-        made = self.bench.gate.file
-        return {"crash": crash_attrs(self.live.crash) if self.live.crash else None, "argv": list(self.live.argv),
-                "env": dict(self.live.env), "resolved": self.live.resolved, "launch_s": self.live.launch_s,
-                "alive": self.live.alive, "references": json.loads(made.read_text()) if made.exists() else None}
+            write_json(kept, references)
+        server = self._open.enter_context(self.executor.launch(config, self.folder, lambda stage, after_s: None))
+        self.server = server
+        return Started(server.crash, server.launch_s, server.argv, server.env, server.resolved, server.alive,
+                       json.loads(kept.read_text()) if kept.exists() else None)
 
-    def measure(self, load: Config, label: int | str) -> dict[str, Any]:
-        """Measure one load part on the live server."""
-        assert self.live is not None
-        found = self.live.measure(load, label)
-        key, plain = ("crash", crash_attrs(found)) if isinstance(found, Crash) else (
-            "measurement", dataclasses.asdict(found))
-        return {key: plain, "alive": self.live.alive}
+    def measure(self, load: Config, label: int | str) -> tuple[Measurement | Crash, bool]:
+        """The outcome of one load part, and whether the server still runs."""
+        assert self.server is not None
+        return self.server.measure(load, label), self.server.alive
 
     def files(self) -> dict[str, bytes]:
         """The launch's files by name."""
@@ -74,32 +79,14 @@ class RayWorker:
                 if path.is_file() and path.suffix != ".part"} if self.folder.is_dir() else {}
 
     def stop(self) -> dict[str, bytes]:
-        """End the server and forget the folder; returns its files as they are at the end."""
+        """End the server and remove the folder; returns its final files."""
         self._open.close()
         files = self.files()
-        shutil.rmtree(self.place, ignore_errors=True)
+        shutil.rmtree(self.temporary, ignore_errors=True)
         return files
-
-
-def _quiet(stage: str, after_s: float) -> None:
-    """Stages are in the log that comes back."""
 
 
 def _end_of(path: pathlib.Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - FILE_BYTES))
         return file.read()
-
-
-def outcome_of(told: Mapping[str, Any]) -> Measurement | Crash:
-    """The outcome that `Launcher.measure` told as plain data."""
-    if told.get("crash") is not None:
-        return crash_of(told["crash"])
-    plain = dict(told["measurement"])
-    energy = dict(plain.pop("energy"))
-    for name in LATENCIES:
-        plain[name] = Percentiles(**plain[name]) if plain[name] else None
-    energy["reasons"] = tuple(energy["reasons"])
-    energy["temperature_c"] = {name: tuple(pair) for name, pair in energy["temperature_c"].items()}
-    plain["reasons"] = tuple(plain["reasons"])
-    return Measurement(**plain, energy=Energy(**energy))

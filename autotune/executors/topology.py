@@ -1,32 +1,36 @@
-"""What launches side by side are given: GPUs that lie together, with the CPU cores beside them, or groups of cores.
+"""The GPUs and cores of a host: which lie together, which a launch is pinned to, and locks against other tuners.
 
-    layout = of_gpus(gpus)                  # NVML: NVLink, PCI and NUMA neighbours; or of_cores(2)
-    chosen = layout.choose({0, 1, 5}, 2)    # two places that lie together, so that the others lie together as well
+    layout = of_gpus(gpus)                  # by NVLink, PCI and NUMA, from NVML; or of_cores(2)
+    chosen = layout.choose({0, 1, 5}, 2)    # two units that lie together and leave others together
     with pinned(layout.cpus(chosen)):
-        ...                                 # whatever this thread starts stays on these cores
+        ...                                 # this thread and the processes it starts stay on these cores
+    with locked(gpus):
+        ...                                 # no other tuner of this machine measures on these GPUs
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import itertools
 import os
 import pathlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from autotune.engine.host import Gpu
-from autotune.records import HostCannotRun
+from autotune.engine.gpus import Gpu, topology
+from autotune.records import AutotuneError, HostCannotRun, digest
+from autotune.utils.files import no_link
 
-NO_NVLINK = 100.0
-"""Distance between two GPUs without NVLink, on top of NVML's level of their common ancestor (0 to 50)."""
 NODE_CPUS = "sys/devices/system/node"
 SIBLINGS = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+ROOT = pathlib.Path("/")
 
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """The least that a launch is given: logical CPUs, and on a host with GPUs one of them (`index`: NVML's number)."""
+    """The smallest share of a host: logical CPUs, and on a host with GPUs one GPU (`index`: its number in NVML)."""
 
     cpus: tuple[int, ...]
     gpu: Gpu | None = None
@@ -35,13 +39,13 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A host's units, and how far apart each two are."""
+    """The units of a host and the distance between each two."""
 
     units: tuple[Unit, ...]
     apart: tuple[tuple[float, ...], ...]
 
     def choose(self, free: Collection[int], count: int) -> tuple[int, ...]:
-        """`count` of the free units that lie together, and of several such choices one that leaves the rest together.
+        """`count` free units that lie together; of equal choices, one that leaves the others together.
 
         Raises ValueError when fewer are free.
         """
@@ -59,29 +63,19 @@ class Layout:
         return sum(self.apart[a][b] for a, b in itertools.combinations(chosen, 2))
 
 
-def of_gpus(gpus: Sequence[Gpu], root: pathlib.Path = pathlib.Path("/")) -> Layout:
-    """Each GPU with its share of the cores beside it. What NVML does not tell counts as far, or as all cores."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
-        apart = tuple(tuple(_distance(a, b) for b in handles) for a in handles)
-        usable = os.sched_getaffinity(0)
-        beside = [_near(handle, usable) for handle in handles]
-        units = []
-        for i, (gpu, handle) in enumerate(zip(gpus, handles, strict=True)):
-            alike = [j for j in range(len(gpus)) if beside[j] == beside[i]]
-            parts = split(cores(beside[i], root), len(alike))
-            units.append(Unit(parts[alike.index(i)], gpu, int(pynvml.nvmlDeviceGetIndex(handle))))
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-    return Layout(tuple(units), apart)
+def of_gpus(gpus: Sequence[Gpu], root: pathlib.Path = ROOT) -> Layout:
+    """Each GPU with its share of the nearest cores. Raises NoNvml."""
+    known = topology(gpus)
+    units = []
+    for i, gpu in enumerate(gpus):
+        alike = [j for j in range(len(gpus)) if known.cpus[j] == known.cpus[i]]
+        parts = split(cores(known.cpus[i], root), len(alike))
+        units.append(Unit(parts[alike.index(i)], gpu, known.index[i]))
+    return Layout(tuple(units), known.distance)
 
 
-def of_cores(count: int, root: pathlib.Path = pathlib.Path("/")) -> Layout:
-    """`count` groups of whole cores, each on as few NUMA nodes as may be. Raises HostCannotRun for too few cores."""
+def of_cores(count: int, root: pathlib.Path = ROOT) -> Layout:
+    """`count` groups of whole cores, each on as few NUMA nodes as possible. Raises HostCannotRun for too few cores."""
     found = cores(os.sched_getaffinity(0), root)
     if len(found) < count:
         raise HostCannotRun(f"parallel.slots={count}, and this host has {len(found)} core"
@@ -90,7 +84,7 @@ def of_cores(count: int, root: pathlib.Path = pathlib.Path("/")) -> Layout:
     return Layout(units, tuple(tuple(float(abs(a - b)) for b in range(count)) for a in range(count)))
 
 
-def cores(usable: Collection[int], root: pathlib.Path = pathlib.Path("/")) -> list[tuple[int, ...]]:
+def cores(usable: Collection[int], root: pathlib.Path = ROOT) -> list[tuple[int, ...]]:
     """The usable logical CPUs by physical core, cores of one NUMA node side by side."""
     node: Mapping[int, int] = {cpu: int(path.name.removeprefix("node"))
                                for path in sorted((root / NODE_CPUS).glob("node[0-9]*"))
@@ -100,7 +94,7 @@ def cores(usable: Collection[int], root: pathlib.Path = pathlib.Path("/")) -> li
 
 
 def split(found: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-    """`count` parts of nearly the same size; with fewer cores than that each part is all of them."""
+    """`count` parts of nearly the same size; with fewer cores than parts, each part is all of them."""
     if len(found) < count:
         return [tuple(sorted(cpu for core in found for cpu in core))] * count
     ends = [round(len(found) * i / count) for i in range(count + 1)]
@@ -108,7 +102,7 @@ def split(found: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]
 
 
 def listed(text: str) -> set[int]:
-    """The numbers of a list as the kernel writes it: 0-3,8."""
+    """The numbers of a list in the kernel's notation: 0-3,8."""
     found: set[int] = set()
     for part in text.strip().split(","):
         low, _, high = part.partition("-")
@@ -119,7 +113,7 @@ def listed(text: str) -> set[int]:
 
 @contextlib.contextmanager
 def pinned(cpus: Collection[int]) -> Iterator[None]:
-    """Keep this thread, and the processes and threads that it starts, on these logical CPUs. Empty: as it is."""
+    """Keep this thread, and what it starts, on these logical CPUs. Empty: no change."""
     before = os.sched_getaffinity(0)
     if cpus:
         os.sched_setaffinity(0, cpus)
@@ -129,32 +123,48 @@ def pinned(cpus: Collection[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _distance(a: object, b: object) -> float:
-    """0 for a GPU and itself; else by NVLink first, then by how far up the PCI tree or beyond their ways meet."""
-    import pynvml
+@contextlib.contextmanager
+def locked(gpus: Sequence[Gpu]) -> Iterator[None]:
+    """Hold the locks of `gpus`, one file each. Raises AutotuneError with the pid of the process that holds one."""
+    with contextlib.ExitStack() as held:
+        for gpu in sorted(gpus, key=lambda g: g.uuid):
+            path = pathlib.Path(tempfile.gettempdir(), f"autotune-gpu-{digest(gpu.uuid, 16)}.lock")
+            try:
+                held.enter_context(exclusive(path, lambda pid, gpu=gpu: (  # type: ignore[misc]
+                    f"{gpu.hashed} is used by another autotune (pid {pid}): wait for it, or choose other GPUs with "
+                    "CUDA_VISIBLE_DEVICES")))
+            except OSError:
+                raise AutotuneError(f"cannot open {path}, the lock of a GPU: remove it if nobody uses that GPU"
+                                    ) from None
+        yield
 
-    if a is b:
-        return 0.0
-    linked, level = False, int(pynvml.NVML_TOPOLOGY_SYSTEM)
-    with contextlib.suppress(pynvml.NVMLError):
-        status = pynvml.nvmlDeviceGetP2PStatus(a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-        linked = status == pynvml.NVML_P2P_STATUS_OK
-    with contextlib.suppress(pynvml.NVMLError):
-        level = int(pynvml.nvmlDeviceGetTopologyCommonAncestor(a, b))
-    return level + (0.0 if linked else NO_NVLINK)
+
+@contextlib.contextmanager
+def exclusive(path: pathlib.Path, refusal: Callable[[str], str]) -> Iterator[None]:
+    """Hold the lock file `path`, which says this pid; the kernel releases it when the process dies.
+
+    Raises AutotuneError(refusal(pid)) while another process holds it, OSError when it cannot be opened.
+    """
+    with contextlib.ExitStack() as held:
+        descriptor = _open(path)
+        held.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(descriptor, 100, 0).decode("utf-8", "replace").strip()
+            raise AutotuneError(refusal(holder or "unknown")) from None
+        with contextlib.suppress(OSError):  # the file of another user may be locked, not written
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
 
 
-def _near(handle: object, usable: Collection[int]) -> frozenset[int]:
-    """The usable logical CPUs beside a GPU; all of them where NVML does not know."""
-    import pynvml
-
-    words = max(usable) // 64 + 1
-    with contextlib.suppress(pynvml.NVMLError):
-        masks = list(pynvml.nvmlDeviceGetCpuAffinity(handle, words))
-        near = frozenset(cpu for cpu in usable if masks[cpu // 64] >> (cpu % 64) & 1)
-        if near:
-            return near
-    return frozenset(usable)
+def _open(path: pathlib.Path) -> int:
+    """Open or create a file, never through a link; read-only where it belongs to another user. Raises OSError."""
+    for flags in (os.O_RDWR, os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_RDWR):
+        with contextlib.suppress(OSError):
+            return no_link(str(path), flags)
+    return no_link(str(path), os.O_RDONLY)
 
 
 def _read(path: pathlib.Path) -> str:

@@ -5,37 +5,35 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from autotune.export import containers
-from autotune.export.deployment import Deployment, Parameter, Ref, Word
-from autotune.export.header import comment
-from autotune.export.quoted_yaml import dump
+from autotune.export.deployment import CONTAINER_PORT, CONTAINER_PYTHON, Deployment, Parameter, Ref, Word
+from autotune.export.engine_yaml import dump
 from autotune.utils.text import slug
 
 ASK = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)"
+# A possible default in `${NAME:-default}`: Compose has no escape for `}` there.
 SAFE_DEFAULT = re.compile(r"[A-Za-z0-9_./:@,+-]+\Z")
-"""Text that can stand as the default of a `${NAME:-default}`; Compose has no escape for `}` there."""
 
 
 def render(deployment: Deployment) -> str:
     """The file as text."""
-    mounts = containers.mounts(deployment)
-    inside = {"HOST": "0.0.0.0", "PORT": str(containers.PORT), **{m.parameter.name: m.inside for m in mounts}}
+    mounts = deployment.mounts
+    inside = {"HOST": "0.0.0.0", "PORT": str(CONTAINER_PORT), **{m.parameter.name: m.inside for m in mounts}}
 
     def word(value: Word) -> str:
         return "".join(_reference(deployment, part, inside) if isinstance(part, Ref) else _literal(part)
                        for part in value)
 
-    health = f"http://127.0.0.1:{containers.PORT}{deployment.health}"
+    health = f"http://127.0.0.1:{CONTAINER_PORT}{deployment.health}"
     service: dict[str, Any] = {
-        "image": f"${{IMAGE:?set IMAGE to an image that has {containers.image(deployment)}}}",
+        "image": f"${{IMAGE:?set IMAGE to an image that has {deployment.image}}}",
         "entrypoint": [word(w) for w in deployment.argv],
         "command": [],
-        "ports": [f"${{HOST:-127.0.0.1}}:${{PORT:-{containers.PORT}}}:{containers.PORT}"],
-        "healthcheck": {"test": ["CMD", f"${{PYTHON:-{containers.PYTHON}}}", "-c", ASK, _literal(health)],
+        "ports": [f"${{HOST:-127.0.0.1}}:${{PORT:-{CONTAINER_PORT}}}:{CONTAINER_PORT}"],
+        "healthcheck": {"test": ["CMD", f"${{PYTHON:-{CONTAINER_PYTHON}}}", "-c", ASK, _literal(health)],
                         "interval": "10s", "timeout": "10s", "retries": 3,
-                        "start_period": f"{containers.start_limit_s(deployment)}s"},
+                        "start_period": f"{deployment.start_limit_s}s"},
         "restart": "unless-stopped",
-        "stop_grace_period": f"{containers.stop_limit_s(deployment)}s",
+        "stop_grace_period": f"{deployment.stop_limit_s}s",
         "init": True,
     }
     if deployment.env:
@@ -47,10 +45,10 @@ def render(deployment: Deployment) -> str:
         service |= {"ipc": "host", "ulimits": {"memlock": -1, "stack": 67108864},
                     "deploy": {"resources": {"reservations": {"devices": [
                         {"driver": "nvidia", "count": deployment.gpus, "capabilities": ["gpu"]}]}}}}
-    usage = [f"# Start: IMAGE=... docker compose -f FILE up -d   (IMAGE needs {containers.image(deployment)})",
+    usage = [f"# Start: IMAGE=... docker compose -f FILE up -d   (IMAGE needs {deployment.image})",
              "# HOST and PORT say where the host listens; model folders can be replaced by "
              f"{', '.join(m.parameter.name for m in mounts) or 'variables of the same kind (none here)'}.", ""]
-    return "\n".join([comment(deployment), *usage]) + dump({"services": {slug(deployment.study): service}})
+    return "\n".join([deployment.comment(), *usage]) + dump({"services": {slug(deployment.study): service}})
 
 
 def _reference(deployment: Deployment, ref: Ref, inside: dict[str, str]) -> str:
@@ -59,7 +57,7 @@ def _reference(deployment: Deployment, ref: Ref, inside: dict[str, str]) -> str:
     if ref.name in deployment.secrets:
         return f"${{{ref.name}:?set {ref.name}}}"
     if ref.name == "PYTHON":
-        return f"${{PYTHON:-{containers.PYTHON}}}"
+        return f"${{PYTHON:-{CONTAINER_PYTHON}}}"
     parameter = deployment.parameter(ref.name)
     assert parameter is not None
     return _default(parameter)

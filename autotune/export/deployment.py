@@ -1,14 +1,17 @@
-"""One configuration ready to be shipped: its command with the host's own parts as parameters. Formats render it.
+"""One configuration ready to be shipped: its command with the host-specific parts as parameters. Formats render it.
 
     deployment = deploy(settings, story, record)
 
-The command comes from engine.argv.build, as it does for trials; host, port, interpreter, folder and model paths
-are parameters with the measured values as defaults. Secrets are referenced by name and never carried.
+The command comes from engine.command.build, as for trials. Host, port, interpreter, folder and model paths are
+parameters with the measured values as defaults. Secrets are referenced by name and never written.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+import os
 import pathlib
 import re
 import sys
@@ -20,20 +23,21 @@ from autotune.config.settings import Settings
 from autotune.engine.command import Command, build
 from autotune.records import Config, UsageError
 from autotune.report import verdict
+from autotune.report.measured import FIGURES, Tested, config_text
 from autotune.report.story import Conclusion, Story
-from autotune.report.tested import Tested
-from autotune.report.wording import FIGURES, config_text, number, one_line, percent, with_unit
 from autotune.storage.trial import TrialRecord
-from autotune.utils.redact import HIDDEN, Redactor, after_flags
-from autotune.utils.secret_names import secret_name
+from autotune.utils.redact import HIDDEN, Redactor, after_flags, secret_name
+from autotune.utils.text import number, one_line, percent, with_unit
 
 DEFAULT_PORT = "8000"
-OPEN, CLOSE = "\ue000", "\ue001"
-"""Private-use characters around a parameter's name while the command is built; no real path has them."""
+CONTAINER_PORT, CONTAINER_PYTHON = 8000, "python3"
+START_SLACK = 3  # a start may take this many times the measured time
+SHORTEST_START_S = 300
+OPEN, CLOSE = "\ue000", "\ue001"  # around a parameter's name while the command is built: no real path has them
 MARK = re.compile(f"{OPEN}([A-Z][A-Z0-9_]*){CLOSE}")
+# Variables of an export itself, and of every shell: a secret of such a name would be taken for set.
 TAKEN = {"HOST", "PORT", "PYTHON", "WORKDIR", "IMAGE", "PATH", "HOME", "USER", "SHELL", "PWD", "LANG", "IFS", "ENV",
          "TERM", "PS4", "UID", "TMPDIR", "RANDOM", "SECONDS", "LINENO", "OPTIND", "HOSTNAME"}
-"""Variables of an export itself, and of every shell: a secret of that name would be taken for set."""
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -44,13 +48,12 @@ class Ref:
     name: str
 
 
-Word = tuple[str | Ref, ...]
-"""One argument or value: literal text and references, in order."""
+Word = tuple[str | Ref, ...]  # one argument or value: literal text and references, in order
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A part of the command that belongs to a host. `path` tells a file or folder of this host from other text."""
+    """A part of the command that differs between hosts. `path`: its default is a file or folder of this host."""
 
     name: str
     default: str
@@ -59,7 +62,18 @@ class Parameter:
 
 
 @dataclasses.dataclass(frozen=True)
+class Mount:
+    """A folder of the host, read-only in a container. The parameter's default is an absolute path."""
+
+    parameter: Parameter
+    inside: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Deployment:
+    """`facts` are (label, one line) of the origin for the header of every format, `origin` is the same for launch.json.
+    """
+
     study: str
     trial: int
     engine: str
@@ -75,18 +89,41 @@ class Deployment:
     stop_s: float
     config_file: str | None
     facts: tuple[tuple[str, str], ...]
-    """Where it came from, as (label, one line) for the header of every format."""
     warning: str | None
     origin: Mapping[str, Any]
-    """The same as data, for launch.json."""
 
     def parameter(self, name: str) -> Parameter | None:
         return next((p for p in self.parameters if p.name == name), None)
 
     @property
-    def models(self) -> tuple[Parameter, ...]:
-        """Model paths that are folders of this host (and not names on a hub)."""
-        return tuple(p for p in self.parameters if p.name.startswith("MODEL_") and p.path)
+    def mounts(self) -> tuple[Mount, ...]:
+        """A mount for each model that is a folder of this host, and not a name on a hub."""
+        folder = pathlib.Path(next(p.default for p in self.parameters if p.name == "WORKDIR")).absolute()
+        return tuple(
+            Mount(dataclasses.replace(p, default=os.path.normpath(folder / pathlib.Path(p.default).expanduser())),
+                  f"/models/{p.name.removeprefix('MODEL_').lower()}")
+            for p in self.parameters if p.name.startswith("MODEL_") and p.path)
+
+    @property
+    def image(self) -> str:
+        """Engine and version that a container image must have, on one line."""
+        return one_line(" ".join(x for x in (self.package or self.engine, self.version) if x))
+
+    @property
+    def start_limit_s(self) -> int:
+        return max(SHORTEST_START_S, math.ceil(START_SLACK * (self.startup_s or 0)))
+
+    @property
+    def stop_limit_s(self) -> int:
+        return math.ceil(self.stop_s) + 20
+
+    def comment(self) -> str:
+        """The header of every format: lines starting with `#`, every fact on one line."""
+        width = max(len(label) for label, _ in self.facts)
+        out = ["# Written by autotune: starts one measured configuration of a study.", "#"]
+        if self.warning:
+            out += ["#  " + "!" * 100, f"#  !!  {one_line(self.warning)}", "#  " + "!" * 100, "#"]
+        return "\n".join([*out, *(f"#   {label.ljust(width)}  {fact}" for label, fact in self.facts), "#"])
 
 
 def deploy(settings: Settings, story: Story, record: TrialRecord, version: str | None = None) -> Deployment:
@@ -112,7 +149,7 @@ def deploy(settings: Settings, story: Story, record: TrialRecord, version: str |
     used = {part.name for word in [*words, *env.values()] for part in word if isinstance(part, Ref)}
     used -= set(secrets.names)
     on_gpus = settings.device != "cpu" and bool(story.provenance.get("gpu") or space.needs.get("gpus"))
-    measured_in = record.attrs.get("same_as", record.number)
+    measured_in = record.number if record.same_as is None else record.same_as
     entry = next((t for t in story.measured if measured_in in t.trials), None)
     return Deployment(
         study=story.study, trial=record.number, engine=engine.name, package=engine.package, version=version,
@@ -120,7 +157,7 @@ def deploy(settings: Settings, story: Story, record: TrialRecord, version: str |
         parameters=tuple(p for p in _parameters(settings, story.provenance.get("folder"))
                          if p.name in used or p.name == "WORKDIR"),
         gpus=command.gpus if on_gpus else 0,
-        health=engine.ready.path, startup_s=_positive(record.attrs.get("launch_s")), stop_s=engine.stop_s,
+        health=engine.ready.path, startup_s=record.launch_s or None, stop_s=engine.stop_s,
         config_file=engine.config_file, facts=_facts(settings, story, record, entry, version),
         warning=_warning(story, record, entry), origin=_origin(settings, story, record, entry, words, env))
 
@@ -131,7 +168,7 @@ def plain(word: Word) -> str:
 
 
 def lines(argv: Sequence[Word]) -> list[list[Word]]:
-    """Arguments grouped as people write them: a flag with its values on a line."""
+    """Arguments grouped into lines: a flag with its values on each."""
     grouped: list[list[Word]] = [[]]
     for word in argv:
         if word and isinstance(word[0], str) and word[0].startswith("--") and grouped[-1]:
@@ -141,7 +178,7 @@ def lines(argv: Sequence[Word]) -> list[list[Word]]:
 
 
 def _parameters(settings: Settings, folder: str | None) -> list[Parameter]:
-    """`folder`: where the study was started; None for studies that did not store it."""
+    """`folder` is the one in which the study was started; None for studies that did not store it."""
     models = [Parameter(_model_name(key), value, f"the {key} model",
                         value.startswith(("/", ".", "~")) or value.count("/") > 1)
               for key, value in settings.space.model.items()]
@@ -168,9 +205,9 @@ def _word(text: str) -> Word:
 
 
 class _Secrets:
-    """References in place of secrets: values of secret-looking flags, variables and placeholders, and what holds one.
+    """References in place of secrets: values of secret-looking flags, variables and placeholders, and texts with one.
 
-    `names` are the variables that carry them: a flag's own name, unless another value or the shell has it.
+    `names` are the variables of the secrets: the flag's own name, unless another value or the shell uses it.
     """
 
     def __init__(self, command: Command, placeholders: Mapping[str, str]) -> None:
@@ -207,55 +244,43 @@ class _Secrets:
         name = re.sub(r"[^A-Z0-9]+", "_", flag.lstrip("-").upper()) or "SECRET"
         if name in TAKEN or name.startswith("MODEL_") or not IDENTIFIER.match(name):
             name = f"SECRET_{name}"
-        number = 1
-        while self._values.setdefault(_numbered(name, number), value) != value:
-            number += 1
-        self.names.append(_numbered(name, number))
+        names = (name if n == 1 else f"{name}_{n}" for n in itertools.count(1))
+        self.names.append(next(n for n in names if self._values.setdefault(n, value) == value))
         return Ref(self.names[-1])
 
 
-def _numbered(name: str, number: int) -> str:
-    return name if number == 1 else f"{name}_{number}"
-
-
 def _same_as_measured(record: TrialRecord, words: Sequence[Word], env: Mapping[str, Word]) -> None:
-    """Whether the measured command has the form that the engine file gives now."""
-    measured = record.attrs.get("server_argv")
-    if measured is None:
+    """Raises UsageError when the measured command has another form than `words` and `env`."""
+    measured, before = record.launch.argv, record.launch.env
+    if not measured:
         return
-    differ = [plain(w) for w, m in zip(words, measured, strict=False) if not _fits(w, str(m))]
+    differ = [plain(w) for w, m in zip(words, measured, strict=False) if not _fits(w, m)]
     if len(words) != len(measured):
         differ.append(f"{len(words)} arguments instead of {len(measured)}")
-    told = record.attrs.get("server_env")
-    if told is not None:
-        differ += [name for name in (*told, *(n for n in env if n not in told))
-                   if name not in told or name not in env or not _fits(env[name], str(told[name]))]
+    if before is not None:
+        differ += [name for name in (*before, *(n for n in env if n not in before))
+                   if name not in before or name not in env or not _fits(env[name], before[name])]
     if differ:
         raise UsageError(f"trial {record.number} was measured with another command than the engine file gives now "
                          f"({one_line(', '.join(differ[:4]))}): pass the overrides of the study, or measure again")
 
 
 def _fits(word: Word, measured: str) -> bool:
-    """Whether a measured argument is `word` with some value for each reference."""
+    """True when a measured argument is `word` with some value for each reference."""
     pieces = [""]
     for part in word:
         pieces = [*pieces, ""] if isinstance(part, Ref) else [*pieces[:-1], pieces[-1] + part]
-    return _has(measured, pieces) or (  # what was hidden may have been anything
+    return _has(measured, pieces) or (  # redacted text matches anything
         HIDDEN in measured and _has(plain(word), measured.split(HIDDEN)))
 
 
 def _has(text: str, pieces: Sequence[str]) -> bool:
-    """Whether a text is these pieces with any text between each two of them."""
-    first, *between, last = pieces if len(pieces) > 1 else (pieces[0], "")
-    if len(pieces) == 1 or len(first) + len(last) > len(text):
-        return len(pieces) == 1 and text == first
-    at, end = len(first), len(text) - len(last)
-    for piece in between:  # the nearest of each leaves the most for the others
-        found = text.find(piece, at, end)
-        if found < 0:
-            return False
-        at = found + len(piece)
-    return text.startswith(first) and text.endswith(last)
+    """True when a text is these pieces with any text between each two of them."""
+    if len(pieces) == 1:
+        return text == pieces[0]
+    first, *between, last = map(re.escape, pieces)
+    # Atomic groups: the leftmost match of each piece leaves the most text for the rest, so nothing is tried twice.
+    return re.fullmatch(first + "".join(f"(?>.*?{piece})" for piece in between) + ".*" + last, text, re.S) is not None
 
 
 def _facts(settings: Settings, story: Story, record: TrialRecord, entry: Tested | None,
@@ -266,10 +291,11 @@ def _facts(settings: Settings, story: Story, record: TrialRecord, entry: Tested 
         ("Study", story.study), ("Trial", record.number), ("Space", f"{settings.space.name} ({settings.space.digest})"),
         ("Engine", " ".join(str(x) for x in (settings.engine.name, settings.engine.package, version) if x)),
         ("Model", ", ".join(f"{k} {v}" for k, v in settings.space.model.items())),
-        ("Device", _joined(made.get("gpu") or identity.get("devices"))), ("Driver", made.get("driver")),
-        ("autotune", made.get("autotune")), ("Configuration", config_text(record.config)),
-        ("Measured", _figures(story, entry, load)), ("Energy", verdict.energy_words(entry)),
-        ("Verdict", _claim(story, record)), ("Reproduce", made.get("command") or command_line(settings, "tune")),
+        ("Device", ", ".join(map(str, made.get("gpu") or identity.get("devices") or ()))),
+        ("Driver", made.get("driver")), ("autotune", made.get("autotune")),
+        ("Configuration", config_text(record.config)), ("Measured", _figures(story, entry, load)),
+        ("Energy", verdict.energy_words(entry)), ("Verdict", _claim(story, record)),
+        ("Reproduce", made.get("command") or command_line(settings, "tune")),
     ]
     return tuple((label, one_line(value)) for label, value in facts if value not in (None, ""))
 
@@ -292,14 +318,14 @@ def _claim(story: Story, record: TrialRecord) -> str:
     if story.conclusion is Conclusion.NO_IMPROVEMENT:
         return "no improvement: this is the baseline, confirmed as good as anything found"
     if story.gain is None or not story.gain.confirmed:
-        told = "" if story.gain is None else f" ({percent(story.gain.share, signed=True)} over the baseline)"
-        return f"not confirmed{told}"
+        gain = "" if story.gain is None else f" ({percent(story.gain.share, signed=True)} over the baseline)"
+        return f"not confirmed{gain}"
     return f"{verdict.headline(story)} {verdict.support(story)}"
 
 
 def _warning(story: Story, record: TrialRecord, entry: Tested | None) -> str | None:
     if entry is None:
-        reasons = ", ".join(record.attrs.get("invalid_reasons") or ()) or "no valid measurement"
+        reasons = ", ".join(record.invalid_reasons) or "no valid measurement"
         return f"trial {record.number} has no valid measurement ({one_line(reasons)}): its figures prove nothing"
     broken = [f"{name} by {percent(entry.ratios[name] - 1)}" for name in entry.violated]
     return f"trial {record.number} breaks its limits: {', '.join(broken)}" if broken else None
@@ -307,13 +333,12 @@ def _warning(story: Story, record: TrialRecord, entry: Tested | None) -> str | N
 
 def _origin(settings: Settings, story: Story, record: TrialRecord, entry: Tested | None, words: Sequence[Word],
             env: Mapping[str, Word]) -> dict[str, Any]:
-    gain = story.gain
     return {
         "study": story.study, "trial": record.number, "config": dict(record.config),
         "command": [plain(word) for word in words], "env": {name: plain(value) for name, value in env.items()},
         "feasible": entry.feasible if entry else False, "conclusion": str(story.conclusion),
         "verdict": _claim(story, record),
-        "gain": None if gain is None else {**vars(gain)}, "objective": story.objective, "unit": story.unit,
+        "gain": None if story.gain is None else vars(story.gain), "objective": story.objective, "unit": story.unit,
         "value": entry.value if entry else None, "figures": dict(entry.figures) if entry else {},
         "energy_source": entry.energy_source if entry else None,
         "energy_assumed": entry.energy_assumed if entry else None,
@@ -322,13 +347,3 @@ def _origin(settings: Settings, story: Story, record: TrialRecord, entry: Tested
         "identity": dict(story.identity), "provenance": dict(story.provenance),
         "reproduce": story.provenance.get("command") or command_line(settings, "tune"),
     }
-
-
-def _joined(value: Any) -> str | None:
-    if value is None:
-        return None
-    return ", ".join(str(v) for v in value) if isinstance(value, list | tuple) else str(value)
-
-
-def _positive(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and value > 0 else None

@@ -1,18 +1,19 @@
-"""The engine's own configuration file (`--config FILE` of SGLang and vLLM): flags as YAML keys.
+"""The engine's own configuration file (`--config FILE` of SGLang and vLLM): flags as YAML keys. `dump` quotes YAML.
 
-The command line wins over the file, so host, port and secrets are passed there. Environment variables cannot
-stand in such a file; the header lists them.
+The command line wins over the file, so host, port and secrets are passed there. Environment variables cannot stand
+in such a file; the header lists them.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
 from autotune.export.deployment import Deployment, Ref, Word, lines, plain
-from autotune.export.header import comment
-from autotune.export.quoted_yaml import dump
 from autotune.records import UsageError
 
 LONG_FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9-]*\Z")
@@ -37,7 +38,7 @@ def render(deployment: Deployment) -> str:
         if name in settings:
             raise UsageError(f"--{name} is given more than once, which a configuration file cannot say: use format=sh")
         settings[name] = values
-    out = [comment(deployment), f"# Start: {_shell(deployment, head)} {flag} THIS_FILE"
+    out = [deployment.comment(), f"# Start: {_shell(deployment, head)} {flag} THIS_FILE"
            + "".join(f" {_shell(deployment, line)}" for line in passed),
            "# Flags on the command line win over this file: --host 0.0.0.0 --port 9000"]
     out += [f"# Needs the environment variable {name}={_quoted(_value(deployment, value))}"
@@ -78,3 +79,22 @@ def _quoted(text: str) -> str:
         return shlex.quote(text)
     return "$'" + "".join({"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}.get(c) or
                           (c if c.isprintable() else f"\\u{ord(c):04x}") for c in text) + "'"
+
+
+class _Dumper(yaml.SafeDumper):
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
+        return super().increase_indent(flow, False)  # lists are indented under their key
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def choose_scalar_style(self) -> Any:
+        """Quotes for every text that is not a key."""
+        is_text = isinstance(self.event, yaml.ScalarEvent) and self.event.implicit[1] and not self.simple_key_context
+        return '"' if is_text else super().choose_scalar_style()
+
+
+def dump(*documents: Mapping[str, Any]) -> str:
+    """Documents with every text quoted, so that no version of YAML reads a word as something else."""
+    return "---\n".join(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6)
+                        for document in documents)

@@ -9,10 +9,8 @@ import math
 import re
 from typing import Any
 
-from autotune.export import containers
-from autotune.export.deployment import Deployment, Ref, Word
-from autotune.export.header import comment
-from autotune.export.quoted_yaml import dump
+from autotune.export.deployment import CONTAINER_PORT, CONTAINER_PYTHON, Deployment, Ref, Word
+from autotune.export.engine_yaml import dump
 from autotune.utils.text import slug
 
 PROBE_S = 10
@@ -26,19 +24,19 @@ def render(deployment: Deployment) -> str:
               "data": _parameters(deployment)}
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "labels": labels},
                "spec": {"selector": {"app.kubernetes.io/name": name},
-                        "ports": [{"name": "http", "port": containers.PORT, "targetPort": "http"}]}}
-    usage = [f"# Before kubectl apply: set the image (needs {containers.image(deployment)}) and the folders of the "
+                        "ports": [{"name": "http", "port": CONTAINER_PORT, "targetPort": "http"}]}}
+    usage = [f"# Before kubectl apply: set the image (needs {deployment.image}) and the folders of the "
              "hostPath volumes."]
     if deployment.secrets:
         usage.append(f"# Secrets: kubectl create secret generic {name}-secrets "
                      + " ".join(f"--from-literal={s}=..." for s in deployment.secrets))
-    return "\n".join([comment(deployment), *usage, ""]) + dump(config, _deployment(deployment, name, labels), service)
+    return "\n".join([deployment.comment(), *usage, ""]) + dump(config, _deployment(deployment, name, labels), service)
 
 
 def _parameters(deployment: Deployment) -> dict[str, str]:
-    """What the ConfigMap holds: the parameters as they are inside the container."""
-    inside = {m.parameter.name: m.inside for m in containers.mounts(deployment)}
-    fixed = {"HOST": "0.0.0.0", "PORT": str(containers.PORT), "PYTHON": containers.PYTHON}
+    """Data of the ConfigMap: the parameters with their values inside the container."""
+    inside = {m.parameter.name: m.inside for m in deployment.mounts}
+    fixed = {"HOST": "0.0.0.0", "PORT": str(CONTAINER_PORT), "PYTHON": CONTAINER_PYTHON}
     return {p.name: fixed.get(p.name) or inside.get(p.name) or p.default for p in deployment.parameters
             if p.name != "WORKDIR"}
 
@@ -49,15 +47,15 @@ def _deployment(deployment: Deployment, name: str, labels: dict[str, str]) -> di
              if label in facts}
     if deployment.warning:
         notes["autotune/warning"] = deployment.warning
-    mounts = containers.mounts(deployment)
+    mounts = deployment.mounts
     volumes: list[dict[str, Any]] = [
         {"name": _volume(m.inside), "hostPath": {"path": m.parameter.default, "type": "Directory"}} for m in mounts]
     inside = [{"name": _volume(m.inside), "mountPath": m.inside, "readOnly": True} for m in mounts]
     container: dict[str, Any] = {
         "name": "server", "image": _image(deployment), "command": [_word(w) for w in deployment.argv],
         "env": _environment(deployment, name),
-        "ports": [{"name": "http", "containerPort": containers.PORT}],
-        "startupProbe": _probe(deployment, math.ceil(containers.start_limit_s(deployment) / PROBE_S)),
+        "ports": [{"name": "http", "containerPort": CONTAINER_PORT}],
+        "startupProbe": _probe(deployment, math.ceil(deployment.start_limit_s / PROBE_S)),
         "readinessProbe": _probe(deployment, 3), "livenessProbe": _probe(deployment, 6),
         "securityContext": {"allowPrivilegeEscalation": False},
     }
@@ -66,7 +64,7 @@ def _deployment(deployment: Deployment, name: str, labels: dict[str, str]) -> di
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
         inside.append({"name": "shm", "mountPath": "/dev/shm", "readOnly": False})
     pod: dict[str, Any] = {"automountServiceAccountToken": False,
-                           "terminationGracePeriodSeconds": containers.stop_limit_s(deployment),
+                           "terminationGracePeriodSeconds": deployment.stop_limit_s,
                            "containers": [container]}
     if volumes:
         container["volumeMounts"] = inside
@@ -79,7 +77,7 @@ def _deployment(deployment: Deployment, name: str, labels: dict[str, str]) -> di
 
 
 def _environment(deployment: Deployment, name: str) -> list[dict[str, Any]]:
-    """Parameters and secrets first, since `$(NAME)` sees only what stands before it."""
+    """Environment variables; parameters and secrets come first, since `$(NAME)` sees only earlier ones."""
     found: list[dict[str, Any]] = [
         {"name": key, "valueFrom": {"configMapKeyRef": {"name": name, "key": key}}} for key in _parameters(deployment)]
     found += [{"name": key, "valueFrom": {"secretKeyRef": {"name": f"{name}-secrets", "key": key}}}
@@ -98,7 +96,7 @@ def _probe(deployment: Deployment, failures: int) -> dict[str, Any]:
 
 
 def _image(deployment: Deployment) -> str:
-    """A name to replace: it says what the image must hold."""
+    """A placeholder named after the engine and version that the image must have."""
     version = re.sub(r"[^A-Za-z0-9_.-]", "-", deployment.version or "set-a-tag")
     return f"{re.sub(r'[^a-z0-9._-]', '-', (deployment.package or deployment.engine).lower())}:{version}"
 

@@ -11,8 +11,7 @@ from autotune.export import compose, engine_yaml, kubernetes, sh, systemd
 from autotune.export.deployment import Deployment, deploy
 from autotune.records import NothingFeasible, UsageError
 from autotune.report import verdict
-from autotune.report.load import read
-from autotune.report.story import Story
+from autotune.report.story import Story, read
 from autotune.storage.trial import TrialRecord
 from autotune.utils.files import output_path, write_output
 
@@ -52,9 +51,9 @@ def choose(story: Story, number: int | None) -> TrialRecord:
     record = next((r for r in story.records if r.number == number), None)
     if record is None:
         raise UsageError(f"study {story.study} has no trial {number}; it has {len(story.records)} trials from 0")
-    if record.crashed:
-        raise UsageError(f"trial {number} crashed ({record.attrs['crash_category']}, signature "
-                         f"{record.attrs['crash_signature']}): there is no working server to export")
+    if record.crash is not None:
+        raise UsageError(f"trial {number} crashed ({record.crash.category}, signature {record.crash.signature}): "
+                         "there is no working server to export")
     if record.state not in ("COMPLETE", "PRUNED"):
         raise UsageError(f"trial {number} has no measurement (state {record.state}): choose a finished trial")
     return record

@@ -5,31 +5,23 @@ from __future__ import annotations
 import shlex
 
 from autotune.export.deployment import Deployment, Ref, Word, lines
-from autotune.export.header import comment
-from autotune.report.wording import one_line
+from autotune.utils.text import one_line
 
 
 def render(deployment: Deployment) -> str:
     """The script as text."""
-    out = ["#!/usr/bin/env bash", comment(deployment),
+    out = ["#!/usr/bin/env bash", deployment.comment(),
            "# shellcheck disable=SC2016  # single quotes are meant: nothing in a value may expand",
            "set -euo pipefail", ""]
-    for parameter in deployment.parameters:
-        out.append(f"{parameter.name}=${{{parameter.name}:-{shlex.quote(parameter.default)}}}"
-                   f"  # {one_line(parameter.what)}" if "\n" not in parameter.default else
-                   f"{parameter.name}=${{{parameter.name}:-{shlex.quote(parameter.default)}}}")
-    for name in deployment.secrets:
-        out.append(f': "${{{name}:?set {name}: a secret of the measured command, never written here}}"')
+    for p in deployment.parameters:
+        remark = "" if "\n" in p.default else f"  # {one_line(p.what)}"
+        out.append(f"{p.name}=${{{p.name}:-{shlex.quote(p.default)}}}{remark}")
+    out += [f': "${{{name}:?set {name}: a secret of the measured command, never written here}}"'
+            for name in deployment.secrets]
     out.append("")
-    for name, value in deployment.env.items():
-        if value != (Ref(name),):
-            out.append(f"export {name}={word(value)}")
-        else:
-            out.append(f"export {name}")
-    if deployment.env:
-        out.append("")
-    if deployment.parameter("WORKDIR"):
-        out.append('cd -- "$WORKDIR"')
+    out += [f"export {name}" if value == (Ref(name),) else f"export {name}={word(value)}"
+            for name, value in deployment.env.items()]
+    out += ["", 'cd -- "$WORKDIR"'] if deployment.env else ['cd -- "$WORKDIR"']
     out.append("exec " + " \\\n  ".join(" ".join(word(w) for w in line) for line in lines(deployment.argv)))
     return "\n".join(out) + "\n"
 

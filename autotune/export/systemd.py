@@ -1,17 +1,13 @@
 """A systemd unit. Parameters are environment variables of the unit; /etc/autotune/NAME.env overrides them.
 
-systemd starts no shell: words are quoted by its own rules (systemd.syntax(7), "Quoting"; systemd.service(5),
+systemd starts no shell: words are quoted by the rules of systemd (systemd.syntax(7), "Quoting"; systemd.service(5),
 "Command lines"), `%` doubled everywhere and `$` in commands.
 """
 
 from __future__ import annotations
 
-import math
-
 from autotune.export.deployment import Deployment, Ref, Word, lines
-from autotune.export.header import comment
-from autotune.report.wording import one_line
-from autotune.utils.text import slug
+from autotune.utils.text import one_line, slug
 
 
 def render(deployment: Deployment) -> str:
@@ -19,7 +15,7 @@ def render(deployment: Deployment) -> str:
     name = slug(deployment.study)
     settings = f"/etc/autotune/{name}.env"
     title = f"inference server of study {deployment.study}, trial {deployment.trial}"
-    out = [comment(deployment), f"# Install: copy to /etc/systemd/system/{name}.service; systemctl daemon-reload; "
+    out = [deployment.comment(), f"# Install: copy to /etc/systemd/system/{name}.service; systemctl daemon-reload; "
            f"systemctl enable --now {name}", f"# NAME=value lines in {settings} replace the values of Environment=.",
            "", "[Unit]", f"Description={_plain(title)}",
            "Wants=network-online.target", "After=network-online.target", "", "[Service]", "Type=exec"]
@@ -30,7 +26,7 @@ def render(deployment: Deployment) -> str:
     words += [[(f"{name}=", *value)] for name, value in deployment.env.items() if value != (Ref(name),)]
     words += lines(deployment.argv)
     out.append("ExecStart=" + " \\\n  ".join(" ".join(word(w) for w in line) for line in words))
-    out += ["Restart=on-failure", "RestartSec=10", f"TimeoutStopSec={math.ceil(deployment.stop_s) + 20}",
+    out += ["Restart=on-failure", "RestartSec=10", f"TimeoutStopSec={deployment.stop_limit_s}",
             "KillMode=mixed", "LimitNOFILE=1048576", "", "[Install]", "WantedBy=multi-user.target"]
     return "\n".join(out) + "\n"
 

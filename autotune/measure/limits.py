@@ -1,30 +1,68 @@
-"""Limits on a service level (SLO), as graded constraints: how far a measurement is over each, as a share."""
+"""Limits on a service level (SLO): the share of each limit that a measurement uses.
+
+A limit on a new figure is one entry of FIGURES.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 
 from autotune.loadgen.result import Reply
 from autotune.records import Measurement, Percentiles, UsageError
 
-_LATENCY = re.compile(r"^(ttft|tpot|itl|e2e)_(p50|p90|p99|mean)_ms$")
-OTHERS = ("error_rate", "max_watts", "min_tokens_per_s", "min_request_tokens_per_s", "min_output_agreement")
-UNKNOWN = 1.0
-"""The violation of a limit that could not be checked: not satisfied, and no better than twice the limit."""
+# Ratio of a limit that could not be checked: broken, and no better than twice the limit.
+UNKNOWN = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A figure that a limit bounds: of a window, and of a single request where it has one."""
+
+    of: Callable[[Measurement], float | None]
+    of_request: Callable[[Reply], float | None] = lambda reply: None
+    at_least: bool = False  # the limit is a lower bound
+    gaps: bool = False  # needs the time between tokens of every stream
+
+
+def _percentile(latency: str, which: str) -> Callable[[Measurement], float | None]:
+    def of(measurement: Measurement) -> float | None:
+        known: Percentiles | None = getattr(measurement, f"{latency}_ms")
+        return None if known is None else float(getattr(known, which))
+    return of
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000
+
+
+def _longest_gap_ms(reply: Reply) -> float | None:
+    return max((1000 * (b - a) for a, b in zip(reply.times, reply.times[1:], strict=False)), default=None)
+
+
+LATENCIES: Mapping[str, Callable[[Reply], float | None]] = {
+    "ttft": lambda reply: _milliseconds(reply.ttft_s), "tpot": lambda reply: _milliseconds(reply.tpot_s),
+    "e2e": lambda reply: _milliseconds(reply.e2e_s), "itl": _longest_gap_ms}
+OTHERS: Mapping[str, Figure] = {
+    "error_rate": Figure(lambda m: m.error_rate),
+    "max_watts": Figure(lambda m: m.energy.watts),
+    "min_tokens_per_s": Figure(lambda m: m.tokens_per_s, at_least=True),
+    # decode speed that 99 of 100 requests reach
+    "min_request_tokens_per_s": Figure(
+        lambda m: 1000 / m.tpot_ms.p99 if m.tpot_ms and m.tpot_ms.p99 > 0 else None,
+        lambda reply: 1 / reply.tpot_s if reply.tpot_s else None, at_least=True),
+    "min_output_agreement": Figure(lambda m: m.output_agreement, at_least=True)}
+FIGURES: Mapping[str, Figure] = {
+    **{f"{name}_{which}_ms": Figure(_percentile(name, which), of_request, gaps=name == "itl")
+       for name, of_request in LATENCIES.items() for which in ("p50", "p90", "p99", "mean")}, **OTHERS}
 
 
 class Limits:
-    """Named limits, in a fixed order.
-
-    Names: `<ttft|tpot|itl|e2e>_<p50|p90|p99|mean>_ms` (at most), `error_rate` (share of failed requests, at most),
-    `max_watts` (mean power, at most), `min_tokens_per_s`, `min_request_tokens_per_s` (decode speed that 99 of 100
-    requests reach: 1000 / TPOT p99), `min_output_agreement`. Raises UsageError for other names and bad values.
-    """
+    """Limits by name (see FIGURES), in a fixed order. Raises UsageError for other names and impossible values."""
 
     def __init__(self, limits: Mapping[str, float]) -> None:
         for name, value in limits.items():
-            if not _LATENCY.match(name) and name not in OTHERS:
+            if name not in FIGURES:
                 raise UsageError(f"limits: unknown limit {name}; known: {', '.join(OTHERS)} and "
                                  "<ttft|tpot|itl|e2e>_<p50|p90|p99|mean>_ms")
             number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -36,53 +74,29 @@ class Limits:
     def names(self) -> tuple[str, ...]:
         return tuple(self._limits)
 
-    def violations(self, measurement: Measurement) -> dict[str, float]:
-        """For each limit, by how much of itself it is exceeded (at most 0: satisfied). Always the same keys."""
-        found = {}
-        for name, limit in self._limits.items():
-            value = _value(name, measurement)
-            if value is None:
-                found[name] = UNKNOWN
-            elif name.startswith("min_"):
-                found[name] = 1 - value / limit
-            else:
-                found[name] = value / limit - 1 if limit else value
-        return found
-
     @property
     def need_gaps(self) -> bool:
-        """Whether a limit looks at the time between tokens, so that every stream must be watched."""
-        return any(name.startswith("itl_") for name in self._limits)
+        """True if a limit needs the time between tokens, so that every stream must be watched."""
+        return any(FIGURES[name].gaps for name in self._limits)
+
+    def ratios(self, measurement: Measurement) -> dict[str, float]:
+        """Measured / limit of every limit, always the same keys; above 1 the limit is broken.
+
+        A lower bound counts the missing share: 2 - measured / limit.
+        """
+        return {name: _ratio(FIGURES[name], FIGURES[name].of(measurement), limit)
+                for name, limit in self._limits.items()}
 
     def good(self, reply: Reply) -> bool:
-        """Whether one request by itself keeps every latency limit (whatever the percentile) and the speed limit."""
-        if not reply.ok:
-            return False
-        own = {"ttft": reply.ttft_s, "tpot": reply.tpot_s, "e2e": reply.e2e_s, "itl": _longest_gap(reply)}
-        for name, limit in self._limits.items():
-            found = _LATENCY.match(name)
-            value = own[found[1]] if found else None
-            if value is not None and value * 1000 > limit:
-                return False
-            if name == "min_request_tokens_per_s" and reply.tpot_s and 1 / reply.tpot_s < limit:
-                return False
-        return True
+        """True if one successful request by itself keeps every latency and speed limit, whatever the percentile."""
+        return reply.ok and all(
+            value is None or (value >= limit if FIGURES[name].at_least else value <= limit)
+            for name, limit in self._limits.items() for value in (FIGURES[name].of_request(reply),))
 
 
-def _longest_gap(reply: Reply) -> float | None:
-    times = reply.times
-    return max(b - a for a, b in zip(times, times[1:], strict=False)) if len(times) > 1 else None
-
-
-def _value(name: str, m: Measurement) -> float | None:
-    found = _LATENCY.match(name)
-    if found:
-        latency: Percentiles | None = getattr(m, f"{found[1]}_ms")
-        return None if latency is None else float(getattr(latency, found[2]))
-    if name == "error_rate":
-        return m.errors / (m.requests + m.errors) if m.requests + m.errors else None
-    if name == "min_request_tokens_per_s":
-        return 1000 / m.tpot_ms.p99 if m.tpot_ms and m.tpot_ms.p99 > 0 else None
-    values: dict[str, float | None] = {"max_watts": m.energy.watts, "min_tokens_per_s": m.tokens_per_s,
-                                       "min_output_agreement": m.output_agreement}
-    return values[name]
+def _ratio(figure: Figure, value: float | None, limit: float) -> float:
+    if value is None:
+        return UNKNOWN
+    if figure.at_least:
+        return 2 - value / limit
+    return value / limit if limit else 1 + value  # no errors at all

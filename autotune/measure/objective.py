@@ -1,10 +1,12 @@
-"""The number that a study maximises, computed from one measurement."""
+"""The number that a study maximises, and the score of a measurement: objective, limits and validity."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 
-from autotune.records import Measurement, UsageError
+from autotune.measure.limits import Limits
+from autotune.records import Measurement, Score, UsageError
 
 UNITS = {"tokens_per_joule": "tok/J", "tokens_per_s": "tok/s", "goodput_per_joule": "good tok/J",
          "cost": "tok per unit of money"}
@@ -52,3 +54,20 @@ class Objective:
             return m.good_tokens / m.energy.joules if m.good_tokens is not None and m.energy.joules else None
         assert self.price_per_device_hour is not None
         return m.tokens_per_s * 3600 / (self.price_per_device_hour * self.devices)
+
+
+def invalid_reasons(objective: Objective, measured: Measurement) -> tuple[str, ...]:
+    """Validity codes of a measurement: of its window, and of its energy if the objective needs it."""
+    return (*measured.reasons, *(measured.energy.reasons if objective.needs_energy else ()))
+
+
+def evaluator(objective: Objective, limits: Mapping[str, float]) -> Callable[[Measurement], Score]:
+    """A function that scores measurements. Raises UsageError for an unknown limit."""
+    checked = Limits(limits)
+
+    def evaluate(measured: Measurement) -> Score:
+        value = objective.value(measured)
+        reasons = (*invalid_reasons(objective, measured), *(("no_objective",) if value is None else ()))
+        return Score(value, checked.ratios(measured), reasons)
+
+    return evaluate

@@ -1,70 +1,64 @@
-"""conf/workload and an engine file, as the measurement package wants them: target, load and window."""
+"""conf/workload and an engine file as the values that the load client takes: target, load and window."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
+from typing import Annotated
+
+from msgspec import Meta
 
 from autotune.engine.spec import EngineSpec
 from autotune.loadgen.spec import LoadSpec, MetricNames, PromptSpec, Target, WindowSettings
 from autotune.records import Config, UsageError
+from autotune.utils.validation import AtLeastOne, Count, NotNegative, Positive, Share
 
-TOKENS = "tokens:"
-"""`workload.prompts=tokens:LOW-HIGH` asks for random token ids in [LOW, HIGH)."""
-SEEDS_APART = 1_000_003
-"""Between the seeds of one server's measurements, so that those of studies with neighbouring seeds stay apart."""
+TOKENS = "tokens:"  # `workload.prompts=tokens:LOW-HIGH`: random token ids in [LOW, HIGH)
+# Step between the seeds of one server's measurements: prompts of studies with neighbouring seeds stay different.
+SEED_STEP = 1_000_003
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadSettings:
-    """conf/workload: what is sent, and when a window starts and ends."""
+    """conf/workload: the requests, and the start and end of a window."""
 
     prompts: str | None
-    contexts: list[int]
-    output_tokens: int
+    contexts: Annotated[list[AtLeastOne], Meta(
+        min_length=1, description="a list of at least one positive prompt length in tokens")]
+    output_tokens: AtLeastOne
     spread: float
-    temperature: float
+    temperature: NotNegative
     ignore_eos: bool
     shared_prefix: float
     rate_per_s: float | None
     seed: int
-    first_token_timeout_s: float
-    token_timeout_s: float
-    request_timeout_s: float
-    retries: int
+    first_token_timeout_s: Positive
+    token_timeout_s: Positive
+    request_timeout_s: Positive
+    retries: Count
     warmup_s: float
     warmup_max_s: float
     settle_s: float
     drift: float
-    window_s: float
+    window_s: Positive
     window_max_s: float
     block_s: float
     precision: float
-    min_requests: int
-    max_error_rate: float
-    min_errors: int
+    min_requests: AtLeastOne
+    max_error_rate: Share
+    min_errors: AtLeastOne
 
     def __post_init__(self) -> None:
-        if not self.contexts or min(self.contexts) <= 0:
-            raise UsageError("workload.contexts must list at least one positive prompt length in tokens")
-        for name in ("output_tokens", "window_s", "request_timeout_s", "token_timeout_s", "first_token_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"workload.{name} must be positive, not {getattr(self, name)}")
-        for name, least in (("retries", 0), ("min_requests", 1), ("min_errors", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"workload.{name} must be at least {least}, not {getattr(self, name)}")
-        if self.temperature < 0 or not 0 <= self.max_error_rate <= 1:
-            raise UsageError("workload.temperature must not be negative, max_error_rate is a share between 0 and 1")
         self.load({"concurrency": 1})
         self.window()
 
     def load(self, load: Config, measurement: int = 0) -> LoadSpec:
-        """The load of one load part: `concurrency`, and `context` when the space has it. Raises UsageError.
+        """The load of one load part: `concurrency`, and `context` if the space has it. Raises UsageError.
 
-        `measurement` counts those of one server: each sends prompts of its own (the same for every configuration),
-        since a server that remembers prompts would answer those of its second measurement from its prefix cache.
+        measurement: number of the measurement on one server. Each sends prompts of its own (the same for every
+        configuration); a server with a prefix cache would answer repeated prompts from it.
         """
-        seed = self.seed + SEEDS_APART * measurement
+        seed = self.seed + SEED_STEP * measurement
         return LoadSpec(
             concurrency=int(load.get("concurrency", 1)), context_tokens=int(load.get("context", self.contexts[0])),
             output_tokens=int(load.get("output_tokens", self.output_tokens)), output_spread=self.spread,
@@ -74,7 +68,7 @@ class WorkloadSettings:
             request_timeout_s=self.request_timeout_s, retries=self.retries)
 
     def window(self) -> WindowSettings:
-        """When the load is steady, and how long it is measured. Raises UsageError."""
+        """The criteria of a steady load, and the length of its window. Raises UsageError."""
         return WindowSettings(
             warmup_min_s=self.warmup_s, warmup_max_s=self.warmup_max_s, settle_s=self.settle_s, drift=self.drift,
             min_s=self.window_s, max_s=self.window_max_s, block_s=self.block_s, precision=self.precision,
@@ -95,7 +89,7 @@ class WorkloadSettings:
 
 
 def target_of(engine: EngineSpec, url: str, model: str) -> Target:
-    """How the load client talks to a live server of this engine."""
+    """The address and protocol of a live server of this engine, for the load client."""
     names = engine.metrics
     metrics = MetricNames(running=names.running, queued=names.queued, retracted=names.retracted,
                           accept_tokens=names.accept_tokens, accept_steps=names.accept_steps,

@@ -1,1 +1,1 @@
-"""Energy meters: `meter.open_meter` chooses one; each module is one way to know joules."""
+"""Energy meters: `registry.open_meter` chooses one; each module is one source of joules."""

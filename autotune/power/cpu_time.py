@@ -1,8 +1,8 @@
 """CPU seconds of the server's processes times an assumed number of watts per core.
 
-For machines without a readable sensor. Always reported as assumed: it ranks configurations by the CPU work
-that a token takes and says nothing about real watts. A server that waits for its turn beside other programs takes less
-CPU time a second, and not the same a token: such a window is `host_busy`.
+For machines without a readable sensor. Always reported as assumed: it ranks configurations by CPU work per token and
+says nothing about real watts. A server that competes with other programs for CPU time is measured wrongly: such a
+window is `host_busy`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 import pathlib
 import time
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Self
 
 import psutil
 
-from autotune.power.host_load import HostLoad
-from autotune.power.meter import MeterUnavailable, Powered, PowerSettings, Reading
-from autotune.power.process_tree import ProcessTree
+from autotune.power.host_load import HostLoad, ProcessTree
+from autotune.power.meter import MeterUnavailable, Powered, PowerSettings, Reading, Trace
 from autotune.records import Energy
-from autotune.utils.files import fresh
 
 DEVICE = "cpu"
 
@@ -26,8 +24,8 @@ DEVICE = "cpu"
 class CpuTimeMeter:
     """Meter over the process tree of `powered.pid`: its descendants and everything in its session.
 
-    A child's time is counted once: as its own while it lives, and as its parent's `children` time after the
-    parent has waited for it; that of a process that vanished without being waited for stays counted as last seen.
+    A child's time counts once: as its own while it lives, and as its parent's `children` time after the parent has
+    waited for it. A process that vanished without being waited for stays counted as last seen.
     """
 
     source = "cpu_time"
@@ -39,24 +37,19 @@ class CpuTimeMeter:
             raise MeterUnavailable("cpu_time: the server's process id is not known")
         self._watts, self._tree = settings.watts_per_core, ProcessTree(powered.pid)
         self._others = HostLoad(self._tree, settings.others)
-        self._trace = trace
+        self._trace = Trace(trace, "watts,assumed")
         self._seen: dict[tuple[int, float], tuple[float, float, int]] = {}  # own + children, children, parent
         self._total = 0.0
         self._last_t = time.time()
-        self._file: TextIO | None = None
-        self._previous: Reading | None = None
 
     def __enter__(self) -> Self:
-        if self._trace:
-            self._file = fresh(self._trace).open("w", encoding="utf-8")
-            self._file.write("t_s,device,watts,assumed\n")
+        self._trace.open()
         self.read()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        if self._file:
-            self._file.close()
+        self._trace.close()
 
     def read(self) -> Reading:
         """CPU joules since the first reading. One pass over the process table: some milliseconds."""
@@ -73,8 +66,8 @@ class CpuTimeMeter:
         self._total += self._growth(seen)
         self._seen, self._last_t = seen, now
         reading = Reading(time.monotonic(), {DEVICE: self._total * self._watts})
-        self._others.glance(reading.t)
-        self._write(reading)
+        self._others.record(reading.t)
+        self._trace.watts(reading, assumed=True)
         return reading
 
     def energy(self, start: Reading, end: Reading) -> Energy:
@@ -97,10 +90,3 @@ class CpuTimeMeter:
                 growth -= total  # its parent has waited for it and now carries its time
                 absorbed[parent] -= total
         return max(0.0, growth)
-
-    def _write(self, reading: Reading) -> None:
-        previous = self._previous
-        if self._file and previous and reading.t > previous.t:
-            watts = (reading.joules[DEVICE] - previous.joules[DEVICE]) / (reading.t - previous.t)
-            self._file.write(f"{reading.t:.3f},{DEVICE},{watts:.3f},1\n")
-        self._previous = reading

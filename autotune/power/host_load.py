@@ -1,64 +1,96 @@
-"""CPU time that other programs take of this host while a server is measured: they slow it, or it is billed for them."""
+"""CPU use of this host during a window: the server's process tree, and other programs that slow it or are billed for.
+
+The validity code of a window in which other programs took too much is `host_busy`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterable
 
 import psutil
 
-from autotune.power.process_tree import ProcessTree
-
 CODE = "host_busy"
-EVERY_S = 2.0  # between two looks
+SAMPLE_S = 2.0  # least time between two samples
+
+
+class ProcessTree:
+    """Follows the processes that started from `root`, which leads a session of its own.
+
+    A child that left the session is found while its parent lives, and remembered.
+    """
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+        self._seen: set[int] = set()
+
+    def members(self) -> list[psutil.Process]:
+        """Live processes of the tree; one pass over the process table, some milliseconds."""
+        inside = {pid for pid in psutil.pids() if self._in_session(pid)}
+        outside = ({self.root} | self._seen) - (inside - {self.root})
+        members: dict[int, psutil.Process] = {}
+        for pid in inside | outside:
+            with contextlib.suppress(psutil.Error):
+                members[pid] = psutil.Process(pid)
+                if pid in outside:
+                    members.update((child.pid, child) for child in members[pid].children(recursive=True))
+        self._seen = set(members)
+        return list(members.values())
+
+    def _in_session(self, pid: int) -> bool:
+        try:
+            return os.getsid(pid) == self.root
+        except OSError:
+            return False
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
-    """CPU seconds of all cores since the host's start, and of our own processes (waited-for ones too)."""
+class CpuSample:
+    """CPU seconds of all cores since boot, and of our own processes (including waited-for children)."""
 
     busy_s: float
     idle_s: float
     own_s: float
 
-    def share_of_others(self, before: Look) -> float:
-        """What others took since an earlier look, a share of all cores' time; what a hypervisor took is theirs."""
+    def share_of_others(self, before: CpuSample) -> float:
+        """Share of all cores' time that others took since an earlier sample; stolen time counts as theirs."""
         busy, idle = self.busy_s - before.busy_s, self.idle_s - before.idle_s
         return max(0.0, busy - (self.own_s - before.own_s)) / (busy + idle) if busy + idle > 0 else 0.0
 
 
 class HostLoad:
-    """Looks at the host now and then between a meter's readings, which costs two passes over the process table.
+    """Samples the host's CPU times beside a meter's readings; one sample is two passes over the process table.
 
-    Ours are this process, what it started, and the server's tree, so also servers that the same tuner measures side by
-    side. In a container the host is what it can see of it.
+    Our own processes are this one, its descendants, and the server's tree. In a container the host is what the
+    container can see of it.
     """
 
     def __init__(self, tree: ProcessTree | None, limit: float) -> None:
         self._tree, self._limit = tree, limit
-        self._looks: list[tuple[float, Look]] = []
+        self._samples: list[tuple[float, CpuSample]] = []
 
-    def glance(self, t: float) -> None:
-        """Look at `t` (CLOCK_MONOTONIC seconds), the time of a reading, unless that was done shortly before."""
-        if not self._looks or t - self._looks[-1][0] >= EVERY_S:
-            self._looks.append((t, self.look()))
+    def record(self, t: float) -> None:
+        """Sample at `t` (CLOCK_MONOTONIC s), the time of a reading, unless the last sample is younger than 2 s."""
+        if not self._samples or t - self._samples[-1][0] >= SAMPLE_S:
+            self._samples.append((t, self.sample()))
 
-    def look(self) -> Look:
-        """What has been used up by now."""
+    def sample(self) -> CpuSample:
+        """CPU seconds used up to now."""
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # Linux counts them in user as well
-        return Look(sum(times) - guests - idle, idle, _spent_s(self._ours()))
+        return CpuSample(sum(times) - guests - idle, idle, _spent_s(self._ours()))
 
     def reasons(self, start: float, end: float) -> tuple[str, ...]:
-        """`host_busy` when others took more than the limit between two readings, by the last looks until each."""
-        if not self._looks:
+        """`host_busy` when others took more than the limit between two readings, by the last samples until each."""
+        if not self._samples:
             return ()
-        before = next((look for t, look in reversed(self._looks) if t <= start), self._looks[0][1])
-        after = next((look for t, look in reversed(self._looks) if t <= end), before)
+        before = next((sample for t, sample in reversed(self._samples) if t <= start), self._samples[0][1])
+        after = next((sample for t, sample in reversed(self._samples) if t <= end), before)
         if after is before:
-            after = self.look()
+            after = self.sample()
         return (CODE,) if after.share_of_others(before) > self._limit else ()
 
     def _ours(self) -> Iterable[psutil.Process]:

@@ -1,8 +1,8 @@
 """The protocol of a power meter, its settings and errors.
 
 A meter counts joules since some moment of its own; a window is the difference of two readings. It is opened
-once per launch, names its source, and says why a window's energy must not be trusted. No meter ever reports 0 W
-for want of a sensor: it then cannot be opened, or its energy is None.
+once per launch, names its source, and says why a window's energy must not be trusted. No meter reports 0 W
+for want of a sensor: opening it fails, or its energy is None.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TextIO
 
 from autotune.records import AutotuneError, Energy, HostCannotRun, UsageError
-
-SOURCES = ("nvml", "rapl", "cpu_time", "none")
+from autotune.utils.files import fresh
 
 
 class MeterUnavailable(HostCannotRun):
@@ -29,13 +28,13 @@ class DeviceLost(AutotuneError):
 
 @dataclasses.dataclass(frozen=True)
 class PowerSettings:
-    """How energy is measured.
+    """How energy is measured (conf/power).
 
-    `source` is `auto` (the first of nvml, rapl, cpu_time that works) or one of nvml, rapl, cpu_time, none.
-    `watts_per_core` is what a busy core is assumed to take (cpu_time only; None: no such assumption, and
-    cpu_time is unavailable). `sample_s` is the interval of instantaneous samples; a gap in them above
-    `max_gap_s`, or their integral off the counter by more than `tolerance` (a share), is a validity code; so
-    is CPU time of other programs above `others`, a share of all cores (rapl and cpu_time; 1 allows it all).
+    source: `auto` (the first meter of the registry that works) or a meter's name.
+    watts_per_core: W that a busy core is assumed to take (cpu_time only); None makes cpu_time unavailable.
+    sample_s: interval of power samples. A gap above `max_gap_s`, or their integral off the counter by more than the
+    share `tolerance`, is a validity code.
+    others: share of all cores that other programs may take before a window is `host_busy` (rapl, cpu_time; 1: all).
     """
 
     source: str
@@ -46,8 +45,6 @@ class PowerSettings:
     others: float
 
     def __post_init__(self) -> None:
-        if self.source not in ("auto", *SOURCES):
-            raise UsageError(f"power={self.source!r} is not one of auto, {', '.join(SOURCES)}")
         if self.watts_per_core is not None and self.watts_per_core <= 0:
             raise UsageError(f"watts_per_core={self.watts_per_core} must be above 0 (or null)")
         if not 0 <= self.others <= 1:
@@ -58,7 +55,7 @@ class PowerSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Powered:
-    """Whose energy: the server's root process, and its GPUs (UUIDs as `nvidia-smi -L` prints them)."""
+    """The server whose energy is measured: its root process, and its GPUs (UUIDs as `nvidia-smi -L` prints them)."""
 
     pid: int | None
     gpus: tuple[str, ...] = ()
@@ -77,7 +74,7 @@ class Reading:
 
 
 class Meter(Protocol):
-    """A way to know joules. Use as a context manager: sampling runs between enter and exit.
+    """A source of joules. Use as a context manager: sampling runs between enter and exit.
 
     `read` raises DeviceLost; `energy` gives the window between two readings, with its validity codes.
     """
@@ -114,3 +111,35 @@ class NoMeter:
 
     def energy(self, start: Reading, end: Reading) -> Energy:
         return Energy(source="none", joules=None, window_s=end.t - start.t)
+
+
+class Trace:
+    """A meter's power.csv, written as samples come. Does nothing without a path."""
+
+    def __init__(self, path: pathlib.Path | None, columns: str) -> None:
+        self._path, self._columns = path, columns
+        self._file: TextIO | None = None
+        self._previous: Reading | None = None
+
+    def open(self) -> None:
+        """Start the file anew. Raises OSError."""
+        if self._path:
+            self._file = fresh(self._path).open("w", encoding="utf-8")
+            self._file.write(f"t_s,device,{self._columns}\n")
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+
+    def row(self, t: float, device: str, cells: Sequence[object]) -> None:
+        """One sample; an unknown value is an empty cell."""
+        if self._file:
+            self._file.write(f"{t:.3f},{device},{','.join('' if c is None else str(c) for c in cells)}\n")
+
+    def watts(self, reading: Reading, assumed: bool) -> None:
+        """Mean power per device since the previous reading."""
+        previous, self._previous = self._previous, reading
+        if previous and reading.t > previous.t:
+            for device, joules in reading.joules.items():
+                watts = (joules - previous.joules[device]) / (reading.t - previous.t)
+                self.row(reading.t, device, (f"{watts:.3f}", int(assumed)))

@@ -14,16 +14,14 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
-from autotune.power.gpus import load_nvml
-from autotune.power.integral import integrate
-from autotune.power.meter import DeviceLost, MeterUnavailable, Powered, PowerSettings, Reading
-from autotune.power.process_tree import ProcessTree
+from autotune.engine.gpus import NoNvml, start_nvml
+from autotune.power.host_load import ProcessTree
+from autotune.power.meter import DeviceLost, MeterUnavailable, Powered, PowerSettings, Reading, Trace
 from autotune.records import Energy
-from autotune.utils.files import fresh
 
 SCOPE_GPU, SCOPE_MODULE = 0, 1
 MIN_WINDOW_S = 5.0  # the counter is refreshed every 0.1 s or so: at 5 s both ends together are off by up to 4 %
@@ -55,21 +53,21 @@ class NvmlMeter:
     source = "nvml"
 
     def __init__(self, settings: PowerSettings, powered: Powered, trace: pathlib.Path | None) -> None:
-        self._nvml = load_nvml()
+        try:
+            self._nvml = start_nvml()
+        except NoNvml as error:
+            raise MeterUnavailable(f"nvml: {error}") from error
         if not powered.gpus:
             raise MeterUnavailable("nvml: the server was given no GPU")
-        self._settings, self._trace = settings, trace
+        self._settings, self._trace = settings, Trace(trace, "watts,module_watts,temperature_c,slowdown_bits")
         self._tree = ProcessTree(powered.pid) if powered.pid is not None else None
         self._gpus = [self._open(uuid) for uuid in powered.gpus]
         self._lost: str | None = None
         self._stop = threading.Event()
-        self._file: TextIO | None = None
         self._thread = threading.Thread(target=self._sample_all, name="nvml", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._trace:
-            self._file = fresh(self._trace).open("w", encoding="utf-8")
-            self._file.write("t_s,device,watts,module_watts,temperature_c,slowdown_bits\n")
+        self._trace.open()
         self._thread.start()
         return self
 
@@ -77,8 +75,7 @@ class NvmlMeter:
                  trace: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join()
-        if self._file:
-            self._file.close()
+        self._trace.close()
 
     def read(self) -> Reading:
         """Joules per UUID since the driver was loaded. Raises DeviceLost."""
@@ -182,9 +179,7 @@ class NvmlMeter:
         gpu.temperature.append(heat)
         gpu.slowdowns.append(bits)
         gpu.times.append(t)
-        if self._file:
-            cells = ["" if v is None else f"{v:g}" for v in (watts, module, heat, bits)]
-            self._file.write(f"{t:.3f},{gpu.uuid}," + ",".join(cells) + "\n")
+        self._trace.row(t, gpu.uuid, [None if v is None else f"{v:g}" for v in (watts, module, heat, bits)])
 
     def _power(self, gpu: Gpu, scope: int) -> float | None:
         """Power now in W; None when this scope does not answer."""
@@ -255,3 +250,28 @@ class NvmlMeter:
             if inside:
                 found[gpu.uuid] = (float(inside[0]), float(inside[-1]))
         return found
+
+
+def integrate(points: Sequence[tuple[float, float]], start: float, end: float, max_gap: float) -> float | None:
+    """Integral of samples (t in s, W) over [start, end] in J, linear in between and level for up to `max_gap`
+    beyond the first and last; None when neighbouring samples, or the ends, are further apart than that."""
+    inside = [p for p in points if start < p[0] < end]
+    before = [p for p in points if p[0] <= start][-1:]
+    after = [p for p in points if p[0] >= end][:1]
+    if not inside and not (before and after):
+        return None
+    nodes = before + inside + after
+    if nodes[0][0] - start > max_gap or end - nodes[-1][0] > max_gap:
+        return None
+    if any(b[0] - a[0] > max_gap for a, b in zip(nodes, nodes[1:], strict=False)):
+        return None
+    total = 0.0
+    if nodes[0][0] > start:
+        total += nodes[0][1] * (nodes[0][0] - start)
+    if nodes[-1][0] < end:
+        total += nodes[-1][1] * (end - nodes[-1][0])
+    for (t0, w0), (t1, w1) in zip(nodes, nodes[1:], strict=False):
+        a, b = max(t0, start), min(t1, end)
+        slope = (w1 - w0) / (t1 - t0) if t1 > t0 else 0.0
+        total += (b - a) * (w0 + slope * ((a + b) / 2 - t0))
+    return total

@@ -1,4 +1,4 @@
-"""CPU package energy from Linux's powercap files (RAPL). They are readable by root only on most systems."""
+"""CPU package energy from Linux's powercap files (RAPL), which only root can read on most systems."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import pathlib
 import threading
 import time
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Self
 
-from autotune.power.host_load import HostLoad
-from autotune.power.meter import MeterUnavailable, Powered, PowerSettings, Reading
-from autotune.power.process_tree import ProcessTree
+from autotune.power.host_load import HostLoad, ProcessTree
+from autotune.power.meter import MeterUnavailable, Powered, PowerSettings, Reading, Trace
 from autotune.records import Energy
-from autotune.utils.files import fresh
 
 ROOT = pathlib.Path("/sys/class/powercap")
 REFRESH_S = 10.0
 
 
 class RaplMeter:
-    """Meter over all CPU packages and their DRAM, other processes of the machine included.
+    """Meter over all CPU packages and their DRAM, including what other processes of the machine use.
 
-    A package's own domains (core, uncore) are part of it and not added; psys would count everything again.
-    Counters wrap after `max_energy_range_uj`: they are read at least every 10 s.
+    Domains inside a package (core, uncore) and psys are left out: they would count energy twice.
+    Counters wrap after `max_energy_range_uj`, so a thread reads them every 10 s.
     """
 
     source = "rapl"
@@ -42,14 +40,10 @@ class RaplMeter:
         self._micro = dict.fromkeys(self._domains, 0)
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._keep_up, name="rapl", daemon=True)
-        self._trace, self._file, self._previous = trace, None, Reading(0.0, {})
-
-    _file: TextIO | None
+        self._trace = Trace(trace, "watts,assumed")
 
     def __enter__(self) -> Self:
-        if self._trace:
-            self._file = fresh(self._trace).open("w", encoding="utf-8")
-            self._file.write("t_s,device,watts,assumed\n")
+        self._trace.open()
         self._thread.start()
         return self
 
@@ -57,8 +51,7 @@ class RaplMeter:
                  trace: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join()
-        if self._file:
-            self._file.close()
+        self._trace.close()
 
     def read(self) -> Reading:
         """Joules per package since the meter was made."""
@@ -71,12 +64,8 @@ class RaplMeter:
                 self._micro[name] += (value - self._last[name]) % (self._range[name] + 1)
                 self._last[name] = value
             reading = Reading(time.monotonic(), {name: micro / 1e6 for name, micro in self._micro.items()})
-            if self._file and self._previous.t:
-                span = reading.t - self._previous.t
-                for name, joules in reading.joules.items():
-                    self._file.write(f"{reading.t:.3f},{name},{(joules - self._previous.joules[name]) / span:.3f},0\n")
-            self._previous = reading
-            self._others.glance(reading.t)
+            self._trace.watts(reading, assumed=False)
+            self._others.record(reading.t)
             return reading
 
     def energy(self, start: Reading, end: Reading) -> Energy:

@@ -1,232 +1,350 @@
-"""Charts as hand-written SVG: no script, no network, colours from the page's style sheet.
+"""Figures of a study: one description each, drawn as SVG on the page and as plotly JSON in optuna-dashboard.
 
-Each has a title and a description for readers who do not see it, and a native tooltip for every mark.
-Marks differ in shape as well as in colour.
+    figure = tradeoff(story)       # or load_curves, progress; None without data
+    figure.plotly()                # data for optuna-dashboard; templates/charts.jinja draws the SVG
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from autotune.engine.spec import text
-from autotune.report.markup import Markup, el, join
-from autotune.report.series import Axis, Curve, Point, Step, Tradeoff, ticks
+from autotune.records import Config, config_key
+from autotune.report.crashes import launch_key
+from autotune.report.measured import FIGURES, Tested, config_text, copied, ended, limited, valid, value_text
 from autotune.report.story import Story
-from autotune.report.wording import config_text, number, one_line, percent, with_unit
+from autotune.space.space import server_key
+from autotune.storage.trial import TrialRecord
+from autotune.utils.text import number, one_line, percent, with_unit
 
-WIDTH, HEIGHT = 460, 320
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 14, 44
-Scale = Callable[[float], float]
-
-
-def tradeoff_chart(story: Story, data: Tradeoff) -> Markup:
-    """Every configuration in the plane of two goods, the front of the feasible ones, baseline and winner."""
-    xs, ys = [p.x for p in data.points], [p.y for p in data.points]
-    xt, yt = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
-    x, y = scale(xt, LEFT, WIDTH - RIGHT), scale(yt, HEIGHT - BOTTOM, TOP)
-    body = [axes(data.x, data.y, xt, yt, x, y)]
-    for value, (name, limit) in [(x(v), (n, v)) for n, v in data.x.limits if xt[0] <= v <= xt[-1]]:
-        body.append(el("line", x1=f(value), x2=f(value), y1=TOP, y2=HEIGHT - BOTTOM, class_="limit"))
-        body.append(el("text", f"{name} {number(limit)}", x=f(value + 3), y=TOP + 10, class_="note"))
-    steps = []
-    for i, p in enumerate(data.front):
-        steps.append(f"{f(x(p.x))},{f(y(p.y))}")
-        if i + 1 < len(data.front):
-            steps.append(f"{f(x(p.x))},{f(y(data.front[i + 1].y))}")
-    body.append(el("polyline", points=" ".join(steps), class_="front"))
-    ordered = sorted(data.points, key=lambda p: (p.role != "", p.entry.feasible))
-    body += [_mark(p, x(p.x), y(p.y), data) for p in ordered]
-    desc = (f"{len(data.points)} configurations; {len(data.front)} on the front of those within limits. Up and to the "
-            "right is better.")
-    return svg("tradeoff", f"{data.x.title} against {data.y.title.lower()}", desc, body)
+BLUE, GREEN, ORANGE, RED, GREY, PURPLE = "#0072B2", "#009E73", "#E69F00", "#D55E00", "#7D7D7D", "#CC79A7"
+MOST_CURVES = 40
+MOST_CURVES_PLOTLY = 15
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 320, 56, 14, 14, 44  # of an SVG chart, with its margins
+STRIP = 14  # height of the strip for crashes, below the zero of the y axis
 
 
-def _mark(point: Point, x: float, y: float, data: Tradeoff) -> Markup:
-    entry = point.entry
-    words = (f"trial {entry.trial}: {with_unit(point.x, data.x.unit)}, {with_unit(point.y, data.y.unit)}"
-             + ("" if entry.feasible else f", breaks {', '.join(entry.violated) or 'a limit'}"))
-    if point.role == "winner":
-        shape = el("path", el("title", f"winner, {words}"), d=star(x, y, 9), class_="winner")
-    elif point.role == "baseline":
-        shape = el("path", el("title", f"baseline, {words}"), d=diamond(x, y, 7), class_="baseline")
-    elif entry.feasible:
-        shape = el("circle", el("title", words), cx=f(x), cy=f(y), r=3.5, class_="good")
-    else:
-        shape = el("path", el("title", words), d=triangle(x, y, 4.5), class_="over")
-    if not point.role:
-        return shape
-    side = "end" if x > WIDTH * 0.7 else "start"
-    return join([shape, el("text", point.role, x=f(x + (-12 if side == "end" else 12)), y=f(y + 4),
-                           text_anchor=side, class_="tag")])
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """Appearance of one kind of point: style class, shape and radius in SVG; symbol, colour and size in plotly."""
+
+    css: str
+    shape: str
+    radius: float
+    symbol: str
+    colour: str
+    size: int
 
 
-def curves_chart(story: Story, data: Sequence[Curve], name: str) -> Markup:
-    """The objective of every launch over the load; baseline and winner stand out."""
-    seen = {repr(v) for curve in data for v, _, _ in curve.values}
+MARKS = {"feasible": Mark("good", "circle", 3, "circle", BLUE, 8),
+         "infeasible": Mark("over", "triangle", 4.5, "triangle-up-open", GREY, 9),
+         "invalid": Mark("over", "triangle", 4.5, "x-thin-open", PURPLE, 8),
+         "crashed": Mark("crash", "cross", 3, "x", RED, 8),
+         "baseline": Mark("baseline", "diamond", 7, "diamond", ORANGE, 14),
+         "winner": Mark("winner", "star", 9, "star", GREEN, 16)}
+LINES = {"front": BLUE, "best": GREEN}
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """`labels`, where given, name the positions 0, 1, 2, ... of an axis of categories."""
+
+    title: str
+    unit: str
+    ticks: tuple[float, ...]
+    low: float
+    high: float
+    labels: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+    @property
+    def marks(self) -> list[tuple[float, str]]:
+        """Position and label of each tick."""
+        return [(t, self.labels[int(t)] if self.labels else _tick(t, self.ticks)) for t in self.ticks]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """Points of one kind, a line (`kind` front or best, with its `step` shape), or the curve of one launch.
+
+    `texts` are tooltips of the points, `configs` their configurations, `tag` is a label in the picture. A curve has a
+    `role` (baseline, winner or empty), one tooltip `about`, and hollow points where `feasible` is false.
+    """
+
+    name: str
+    kind: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    texts: tuple[str, ...] = ()
+    configs: tuple[Config, ...] = ()
+    step: str = ""
+    tag: str = ""
+    role: str = ""
+    about: str = ""
+    feasible: tuple[bool, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A vertical line at `x`: a limit with a label, or a pivot with a tooltip."""
+
+    x: float
+    css: str
+    label: str = ""
+    about: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """`traces` are in the order of drawing, the last one in front. `strip` keeps room below zero for crashes.
+
+    `caption` explains the picture, `description` is for readers who do not see it.
+    """
+
+    name: str
+    title: str
+    description: str
+    caption: str
+    x: Axis
+    y: Axis
+    traces: tuple[Trace, ...]
+    rules: tuple[Rule, ...] = ()
+    strip: bool = False
+
+    def left(self, x: float) -> float:
+        """The x coordinate of a value in the SVG."""
+        return LEFT + (x - self.x.low) / (self.x.high - self.x.low or 1.0) * (WIDTH - RIGHT - LEFT)
+
+    def top(self, y: float, trace: Trace | None = None) -> float:
+        """The y coordinate of a value in the SVG; crashes lie in the strip."""
+        if trace is not None and trace.kind == "crashed":
+            return HEIGHT - BOTTOM - STRIP / 2
+        floor = HEIGHT - BOTTOM - (STRIP if self.strip else 0)
+        return floor - (y - self.y.low) / (self.y.high - self.y.low or 1.0) * (floor - TOP)
+
+    def points(self, trace: Trace) -> str:
+        """The `points` of a polyline; the corners of steps included."""
+        at = [(self.left(x), self.top(y)) for x, y in zip(trace.x, trace.y, strict=True)]
+        if trace.step:
+            corners = [(b[0], a[1]) if trace.step == "hv" else (a[0], b[1]) for a, b in zip(at, at[1:], strict=False)]
+            at = [p for pair in zip(at, [*corners, at[-1]], strict=True) for p in pair] if at else []
+        return " ".join(f"{px(x)},{px(y)}" for x, y in at)
+
+    def plotly(self) -> dict[str, Any]:
+        """The figure as plotly's data and layout."""
+        curves = [t for t in self.traces if t.kind == "curve"]
+        shown = [t for t in self.traces if t.kind != "curve"] + curves[:-MOST_CURVES_PLOTLY - 1:-1]
+        labels = self.x.labels
+        axis = {"type": "category", "categoryorder": "array", "categoryarray": list(labels)} if labels else {}
+        shapes = [{"type": "line", "x0": r.x, "x1": r.x, "yref": "paper", "y0": 0, "y1": 1,
+                   "line": {"color": RED if r.css == "limit" else PURPLE, "dash": "dash"}} for r in self.rules]
+        notes = [{"x": r.x, "yref": "paper", "y": 1, "text": "pivot", "showarrow": False, "textangle": -90,
+                  "xanchor": "left", "yanchor": "top", "hovertext": plain(r.about)} for r in self.rules if r.about]
+        return {"data": [_plotly(t, labels) for t in shown],
+                "layout": layout(self.title, self.x.label, self.y.label, xaxis=axis, shapes=shapes, annotations=notes)}
+
+
+def _plotly(trace: Trace, labels: Sequence[str]) -> dict[str, Any]:
+    x = [labels[int(v)] for v in trace.x] if labels else list(trace.x)
+    data: dict[str, Any] = {"type": "scatter", "name": trace.name, "x": x, "y": list(trace.y), "hoverinfo": "x+y+text"}
+    if trace.kind == "curve":
+        colour = MARKS[trace.role].colour if trace.role else GREY
+        return data | {
+            "mode": "lines+markers", "showlegend": bool(trace.role), "opacity": 1 if trace.role else 0.6,
+            "line": {"color": colour, "width": 3 if trace.role else 1}, "text": [plain(trace.about)] * len(x),
+            "marker": {"symbol": ["circle" if ok else "circle-open" for ok in trace.feasible]}}
+    if trace.kind in LINES:
+        return data | {"mode": "lines", "line": {"color": LINES[trace.kind], "shape": trace.step}, "hoverinfo": "skip"}
+    mark = MARKS[trace.kind]
+    return data | {"mode": "markers", "marker": {"symbol": mark.symbol, "color": mark.colour, "size": mark.size},
+                   "text": [plain(f"{words}: {config_text(config)}")
+                            for words, config in zip(trace.texts, trace.configs, strict=True)]}
+
+
+def plain(text: str) -> str:
+    """Text that plotly shows literally: it reads a few HTML tags in labels."""
+    return one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def layout(title: str, x: str, y: str, **more: Any) -> dict[str, Any]:
+    """A plotly layout with the titles of figure and axes."""
+    found: dict[str, Any] = {"title": {"text": title, "font": {"size": 16}}, "hovermode": "closest",
+                             "legend": {"orientation": "h", "y": -0.25}, "margin": {"t": 60, "r": 20}, **more}
+    return found | {"xaxis": {"title": {"text": x}, **more.get("xaxis", {})},
+                    "yaxis": {"title": {"text": y}, **more.get("yaxis", {})}}
+
+
+def tradeoff(story: Story) -> Figure | None:
+    """Throughput against energy efficiency; without energy, against the speed of one request."""
+    name, title, unit = "tokens_per_j", *FIGURES["tokens_per_j"]
+    rows = [(t, t.figures[name]) for t in story.measured if name in t.figures and "tokens_per_s" in t.figures]
+    if len(rows) < 2:
+        title, unit = "Speed of one request", "tok/s"
+        rows = [(t, 1000 / t.figures["tpot_p50_ms"]) for t in story.measured
+                if t.figures.get("tpot_p50_ms") and "tokens_per_s" in t.figures]
+    points = [(t.figures["tokens_per_s"], y, t) for t, y in rows]
+    if len(points) < 2:
+        return None
+    x_title, x_unit = FIGURES["tokens_per_s"]
+    front = _front((a, b) for a, b, t in points if t.feasible)
+    traces = [Trace("Pareto front", "front", tuple(a for a, _ in front), tuple(b for _, b in front), step="vh")]
+    kinds: dict[str, list[tuple[float, float, Tested]]] = {}
+    for a, b, t in points:
+        kinds.setdefault("baseline" if story.is_baseline(t) else "winner" if t is story.winner else
+                         "feasible" if t.feasible else "infeasible", []).append((a, b, t))
+    for kind, legend in (("infeasible", "breaks a limit"), ("feasible", "within limits"), ("baseline", "baseline"),
+                         ("winner", "winner")):
+        if some := kinds.get(kind):
+            role = kind if kind == legend else ""
+            traces.append(Trace(legend, kind, tuple(p[0] for p in some), tuple(p[1] for p in some), tuple(
+                (f"{role}, " if role else "") + f"trial {t.trial}: {with_unit(a, x_unit)}, {with_unit(b, unit)}"
+                + ("" if t.feasible else f", breaks {', '.join(t.violated) or 'a limit'}") for a, b, t in some),
+                tuple(t.config for _, _, t in some), tag=role))
+    rules = tuple(Rule(limit.limit, "limit", f"{limit.name} {number(limit.limit)}") for limit in story.limits
+                  if limited(limit.name) == "tokens_per_s")
+    about = f"{x_title} against {title.lower()}"
+    return Figure(
+        "tradeoff", about, f"{len(points)} configurations; {len(front)} on the front of those within limits. Up and to "
+        "the right is better.", f"{about}. The line joins configurations within limits that no other one beats in "
+        "both; triangles break one.", _axis(x_title, x_unit, [p[0] for p in points]),
+        _axis(title, unit, [p[1] for p in points]), tuple(traces), rules)
+
+
+def _front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points that no other one equals or beats in both directions, by rising x."""
+    kept: list[tuple[float, float]] = []
+    for point in sorted(points, reverse=True):
+        if not kept or point[1] > kept[-1][1]:
+            kept.append(point)
+    return kept[::-1]
+
+
+def load_curves(story: Story) -> Figure | None:
+    """The objective over concurrency (or another load parameter): a curve for each launch measured under several loads,
+    the baseline's and the winner's in front, then the best."""
+    names = [p.name for p in story.space.load_params if p.numeric and len(p.choices) > 1]
+    name = "concurrency" if "concurrency" in names else next(iter(names), None)
+    if name is None:
+        return None
+    groups: dict[tuple[int, str], dict[str, TrialRecord]] = {}
+    for record in story.records:
+        if valid(record) and not copied(record) and name in record.config and record.launch_id is not None:
+            rest = config_key({k: v for k, v in record.config.items() if k != name})
+            groups.setdefault((record.launch_id, rest), {})[repr(record.config[name])] = record
+    winner = server_key(story.space, story.winner.config) if story.winner else None
+    base = server_key(story.space, story.space.baseline)
+    found: list[tuple[str, int, list[TrialRecord]]] = []
+    for (launch, _), levels in groups.items():
+        if len(levels) > 1:
+            members = list(levels.values())
+            key = server_key(story.space, members[0].config)
+            found.append(("baseline" if key == base else "winner" if key == winner else "", launch, members))
+    found = sorted(found, key=lambda c: (c[0] == "", -max(r.value or 0 for r in c[2])))[:MOST_CURVES]
+    seen = {repr(r.config[name]) for _, _, members in found for r in members}
     choices = [c for c in story.space.param(name).choices if repr(c) in seen]
-    where = {repr(c): i for i, c in enumerate(choices)}
-    values = [v for curve in data for _, v, _ in curve.values]
-    yt = ticks(0, max(values))
-    y = scale(yt, HEIGHT - BOTTOM, TOP)
-    x = scale([-0.15, max(len(choices) - 1, 1) + 0.15], LEFT, WIDTH - RIGHT)
-    labels = [(x(i), one_line(text(c))) for i, c in enumerate(choices)]
-    body = [axes(Axis(name, ""), Axis("Objective", story.unit), [], yt, x, y, labels)]
-    for curve in sorted(data, key=lambda c: c.role != ""):
-        points = [(x(where[repr(v)]), y(value), ok) for v, value, ok in curve.values]
-        line = " ".join(f"{f(px)},{f(py)}" for px, py, _ in points)
-        told = f"launch {curve.launch}{f', {curve.role}' if curve.role else ''}: {config_text(curve.server)}"
-        marks = [el("circle", cx=f(px), cy=f(py), r=3.5 if curve.role else 2, class_="dot" if ok else "dot hollow")
-                 for px, py, ok in points]
-        body.append(el("g", el("title", told), el("polyline", points=line), marks, class_=f"curve {curve.role}"))
-    for part in ("baseline", "winner"):
-        first = next((c for c in data if c.role == part), None)
-        if first is not None:
-            last, value, _ = first.values[-1]
-            body.append(el("text", part, x=f(x(where[repr(last)]) - 4), y=f(y(value) - 8), text_anchor="end",
-                           class_=f"tag {part}"))
-    return svg("curves", f"Objective over {name}, one line a launch",
-               f"{len(data)} launches measured under several loads.", body)
+    at = {repr(c): i for i, c in enumerate(choices)}
+    traces: list[Trace] = []
+    tagged = {""}
+    for role, launch, members in found:
+        members = sorted((r for r in members if repr(r.config[name]) in at), key=lambda r: at[repr(r.config[name])])
+        title = f"launch {launch}" + (f", {role}" if role else "")
+        traces.append(Trace(
+            title, "curve", tuple(at[repr(r.config[name])] for r in members), tuple(r.value or 0.0 for r in members),
+            tag="" if role in tagged else role, role=role, feasible=tuple(r.feasible for r in members),
+            about=f"{title}: {config_text(story.space.split(members[0].config)[0])}"))
+        tagged.add(role)
+    if not traces:
+        return None
+    x = Axis(name, "", tuple(range(len(choices))), -0.15, max(len(choices) - 1, 1) + 0.15,
+             tuple(value_text(c) for c in choices))
+    return Figure("load", f"Objective over {name}, one line a launch", f"{len(traces)} launches measured under several "
+                  f"loads.", f"Objective over {name}: one line a launch; hollow dots break a limit.", x,
+                  _axis("Objective", story.unit, [0, *(v for t in traces for v in t.y)]), tuple(traces[::-1]))
 
 
-def progress_chart(story: Story, steps: Sequence[Step]) -> Markup:
-    """Objective of every trial by launch, the best so far, crashes along the bottom, pivots as vertical lines."""
-    values = [s.record.value for s in steps if s.kind in ("feasible", "infeasible") and s.record.value is not None]
-    yt = ticks(0, max(values, default=1.0))
-    last = max((s.launch for s in steps), default=1)
-    xt = [t for t in ticks(0, last) if t <= last and t == int(t)]
-    floor = HEIGHT - BOTTOM - 14
-    x, y = scale([0, last + 0.5], LEFT, WIDTH - RIGHT), scale(yt, floor, TOP)
-    body = [axes(Axis("Launches", ""), Axis("Objective", story.unit), xt, yt, x, y)]
-    for pivot in story.pivots:
-        at = float(pivot.get("after_launches") or 0)
-        if 0 <= at <= last:
-            body.append(el("line", el("title", one_line(f"{pivot.get('action')}: {pivot.get('reason')}")),
-                           x1=f(x(at)), x2=f(x(at)), y1=TOP, y2=HEIGHT - BOTTOM, class_=f"pivot {pivot.get('action')}"))
-    line: list[str] = []
-    before: float | None = None
-    for step in steps:
-        if step.best is not None and step.best != before:
-            if before is not None:
-                line.append(f"{f(x(step.launch))},{f(y(before))}")
-            line.append(f"{f(x(step.launch))},{f(y(step.best))}")
-            before = step.best
-    if before is not None:
-        line.append(f"{f(x(last))},{f(y(before))}")
-    body.append(el("polyline", points=" ".join(line), class_="best"))
-    for step in steps:
-        told = el("title", f"trial {step.record.number}: {_step_words(story, step)}")
-        px, value = x(step.launch), step.record.value
-        if step.kind == "crashed":
-            body.append(el("path", told, d=cross(px, HEIGHT - BOTTOM - 7, 3), class_="crash"))
-        elif step.kind == "feasible" and value is not None:
-            body.append(el("circle", told, cx=f(px), cy=f(y(value)), r=3, class_="good"))
-        elif value is not None:
-            body.append(el("path", told, d=triangle(px, y(value), 4), class_="over"))
-    crashes = sum(s.kind == "crashed" for s in steps)
-    return svg("progress", "Objective over launches", f"{len(steps)} trials, {crashes} crashed, "
-               f"{len(story.pivots)} pivots (dashed lines). The line is the best so far.", body)
+def progress(story: Story) -> Figure | None:
+    """The objective of every trial by launch, the best so far, crashes below zero, pivots as vertical lines."""
+    launches: dict[int, int] = {}  # launch key: its number, counted from 1
+    steps: dict[str, list[tuple[int, TrialRecord]]] = {}
+    best: list[tuple[float, float]] = []
+    trials = [r for r in story.records if ended(r)]
+    for record in trials:
+        launch = launches.setdefault(launch_key(record), len(launches) + 1)
+        kind = "crashed" if record.crashed else "invalid" if not valid(record) else \
+            "feasible" if record.feasible else "infeasible"
+        if record.crashed or record.value is not None:
+            steps.setdefault(kind, []).append((launch, record))
+        if kind == "feasible" and record.value is not None and (not best or record.value > best[-1][1]):
+            best.append((launch, record.value))
+    if not launches:
+        return None
+    last = len(launches)
+    values = [r.value for kind in ("feasible", "infeasible") for _, r in steps.get(kind, ()) if r.value is not None]
+    traces = []
+    if best:
+        best.append((last, best[-1][1]))
+        traces.append(Trace("best so far", "best", tuple(x for x, _ in best), tuple(y for _, y in best), step="hv"))
+    traces += [Trace(kind, kind, tuple(x for x, _ in steps[kind]),
+                     tuple(0.0 if kind == "crashed" else r.value or 0.0 for _, r in steps[kind]),
+                     tuple(_step_words(story, r, kind) for _, r in steps[kind]),
+                     tuple(r.config for _, r in steps[kind]))
+               for kind in ("infeasible", "invalid", "crashed", "feasible") if kind in steps]
+    rules = tuple(Rule(float(p.get("after_launches") or 0), f"pivot {p.get('action')}",
+                       about=one_line(f"{p.get('action')}: {p.get('reason')}")) for p in story.pivots)
+    return Figure(
+        "progress", "Objective over launches", f"{len(trials)} trials, {len(steps.get('crashed', ()))} "
+        f"crashed, {len(rules)} pivots (dashed lines). The line is the best so far.",
+        "Every trial by launch, the best so far as a line, crashes along the bottom, pivots as dashed lines.",
+        Axis("Launches", "", tuple(t for t in ticks(0, last) if t <= last and t == int(t)), 0, last + 0.5),
+        _axis("Objective", story.unit, [0, max(values, default=1.0)]), tuple(traces), rules, strip=True)
 
 
-def _step_words(story: Story, step: Step) -> str:
-    if step.kind == "crashed":
-        return one_line(f"crashed, {step.record.attrs.get('crash_category')}")
-    return f"{with_unit(step.record.value, story.unit)}, {step.kind}"
+def _step_words(story: Story, record: TrialRecord, kind: str) -> str:
+    if record.crash is not None:
+        return one_line(f"trial {record.number}: crashed, {record.crash.category}")
+    error = record.measurement.relative_error if record.measurement is not None else None
+    return f"trial {record.number}: {with_unit(record.value, story.unit)}" \
+        + (f" ± {percent(error)}" if error is not None else "") + f", {kind}"
 
 
-def interval_bar(factor: float, low: float | None, high: float | None, reach: float) -> Markup:
-    """A lever's change on a common scale from -reach to +reach, zero in the middle."""
-    width, height = 200, 18
-    x = scale([-reach, reach], 4, width - 4)
-    at = x(max(-reach, min(reach, factor - 1)))
-    parts = [el("line", x1=f(x(0)), x2=f(x(0)), y1=0, y2=height, class_="zero")]
-    kind = "flat"
-    if low is not None and high is not None:
-        kind = "up" if low > 1 else "down" if high < 1 else "flat"
-        ends = [x(max(-reach, min(reach, v - 1))) for v in (low, high)]
-        parts.append(el("line", x1=f(ends[0]), x2=f(ends[1]), y1=9, y2=9, class_=f"range {kind}"))
-    parts.append(el("circle", cx=f(at), cy=9, r=4, class_=f"mid {kind}"))
-    return el("svg", *parts, viewBox=f"0 0 {width} {height}", class_="bar", aria_hidden="true")
-
-
-def fate_bar(served: int, crashed: Sequence[tuple[str, int]], names: Sequence[str]) -> Markup:
-    """How launches with a choice ended, as shares of a bar."""
-    total = served + sum(n for _, n in crashed)
-    width, height = 200, 14
-    parts, at = [], 0.0
-    for key, n in [("served", served), *crashed]:
-        part = width * n / total if total else 0
-        kind = "served" if key == "served" else f"sig{names.index(key) % 9}"
-        if n:
-            parts.append(el("rect", el("title", f"{key}: {n} ({percent(n / total)})"), x=f(at), y=0, width=f(part),
-                            height=height, class_=kind))
-        at += part
-    return el("svg", *parts, viewBox=f"0 0 {width} {height}", class_="bar", aria_hidden="true",
-              preserveAspectRatio="none")
-
-
-def swatch(position: int) -> Markup:
-    """The colour of a signature in `fate_bar`."""
-    return el("svg", el("rect", width=10, height=10, class_=f"sig{position % 9}"), viewBox="0 0 10 10", class_="swatch",
-              aria_hidden="true")
-
-
-def svg(name: str, title: str, desc: str, body: Sequence[Markup]) -> Markup:
-    """A chart with its accessible name."""
-    return el("svg", el("title", title, id=f"{name}-t"), el("desc", desc, id=f"{name}-d"), *body,
-              viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", class_="chart", aria_labelledby=f"{name}-t {name}-d")
-
-
-def axes(x_axis: Axis, y_axis: Axis, xt: Sequence[float], yt: Sequence[float], x: Scale, y: Scale,
-         labels: Sequence[tuple[float, str]] = ()) -> Markup:
-    """Grid, ticks and titles."""
-    base = HEIGHT - BOTTOM
-    parts = [el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f(y(t)), y2=f(y(t)), class_="grid") for t in yt]
-    parts += [el("text", tick(t, yt), x=LEFT - 6, y=f(y(t) + 4), text_anchor="end", class_="tick") for t in yt]
-    marks = list(labels) or [(x(t), tick(t, xt)) for t in xt]
-    parts += [el("text", told, x=f(at), y=base + 16, text_anchor="middle", class_="tick") for at, told in marks]
-    parts += [el("line", x1=f(at), x2=f(at), y1=base, y2=base + 4, class_="axis") for at, _ in marks]
-    parts.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=base, y2=base, class_="axis"))
-    parts.append(el("text", x_axis.label, x=f((LEFT + WIDTH - RIGHT) / 2), y=HEIGHT - 8, text_anchor="middle",
-                    class_="axis-title"))
-    middle = (TOP + base) / 2
-    parts.append(el("text", y_axis.label, x=14, y=f(middle), text_anchor="middle", class_="axis-title",
-                    transform=f"rotate(-90 14 {f(middle)})"))
-    return join(parts)
-
-
-def scale(values: Sequence[float], start: float, end: float) -> Scale:
-    """A linear map from the range of `values` to start..end."""
-    low, high = min(values), max(values)
-    span = high - low or 1.0
-    return lambda v: start + (v - low) / span * (end - start)
-
-
-def tick(value: float, among: Sequence[float]) -> str:
-    """A tick's label with as many decimals as its neighbours need."""
-    step = among[1] - among[0] if len(among) > 1 else abs(value) or 1.0
-    decimals = next((d for d in range(7) if abs(round(step, d) - step) < step * 1e-6), 6)
-    return f"{value:,.{decimals}f}"
-
-
-def f(value: float) -> str:
+def px(value: float) -> str:
     """A coordinate with one decimal."""
     return f"{value:.1f}".rstrip("0").rstrip(".")
 
 
-def star(x: float, y: float, r: float) -> str:
-    points = [(x + (r if i % 2 == 0 else r * 0.45) * math.sin(i * math.pi / 5),
-               y - (r if i % 2 == 0 else r * 0.45) * math.cos(i * math.pi / 5)) for i in range(10)]
-    return "M" + "L".join(f"{f(a)},{f(b)}" for a, b in points) + "Z"
+def path(shape: str, x: float, y: float, r: float) -> str:
+    """The path of a mark."""
+    if shape == "cross":
+        return f"M{px(x - r)},{px(y - r)}L{px(x + r)},{px(y + r)}M{px(x - r)},{px(y + r)}L{px(x + r)},{px(y - r)}"
+    points = {"diamond": [(0.0, -1.0), (1.0, 0.0), (0.0, 1.0), (-1.0, 0.0)],
+              "triangle": [(0.0, -1.0), (1.0, 0.8), (-1.0, 0.8)],
+              "star": [((1.0, 0.45)[i % 2] * math.sin(i * math.pi / 5), -(1.0, 0.45)[i % 2] * math.cos(i * math.pi / 5))
+                       for i in range(10)]}[shape]
+    return "M" + "L".join(f"{px(x + r * a)},{px(y + r * b)}" for a, b in points) + "Z"
 
 
-def diamond(x: float, y: float, r: float) -> str:
-    return f"M{f(x)},{f(y - r)}L{f(x + r)},{f(y)}L{f(x)},{f(y + r)}L{f(x - r)},{f(y)}Z"
+def _axis(title: str, unit: str, values: Sequence[float]) -> Axis:
+    found = ticks(min(values), max(values))
+    return Axis(title, unit, found, found[0], found[-1])
 
 
-def triangle(x: float, y: float, r: float) -> str:
-    return f"M{f(x)},{f(y - r)}L{f(x + r)},{f(y + r * 0.8)}L{f(x - r)},{f(y + r * 0.8)}Z"
+def ticks(low: float, high: float, about: int = 5) -> tuple[float, ...]:
+    """Round values from below `low` to above `high`, 1, 2 or 5 times a power of ten apart."""
+    span = high - low or abs(high) or 1.0
+    raw = span / about
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return tuple(round(i * step, 12) for i in range(first, max(last, first + 1) + 1))
 
 
-def cross(x: float, y: float, r: float) -> str:
-    return f"M{f(x - r)},{f(y - r)}L{f(x + r)},{f(y + r)}M{f(x - r)},{f(y + r)}L{f(x + r)},{f(y - r)}"
+def _tick(value: float, among: Sequence[float]) -> str:
+    """A tick's label with as many decimals as the distance to its neighbours needs."""
+    step = among[1] - among[0] if len(among) > 1 else abs(value) or 1.0
+    decimals = next((d for d in range(7) if abs(round(step, d) - step) < step * 1e-6), 6)
+    return f"{value:,.{decimals}f}"

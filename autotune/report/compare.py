@@ -13,22 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.records import UsageError, Value
 from autotune.report.levers import Lever
-from autotune.report.story import Story
-from autotune.report.tested import Tested
-from autotune.report.verdict import is_baseline
+from autotune.report.measured import Tested, value_text
+from autotune.report.story import Story, read_folder
+from autotune.report.tables import Cell, Table, table, tone_of
+from autotune.report.verdict import range_words
 from autotune.space.space import Param, Space
 from autotune.storage.trial import TrialRecord
+from autotune.utils.text import count, one_line, percent, with_unit
 
 if TYPE_CHECKING:
     from autotune.config.settings import Settings
 
 LOADS = ("concurrency", "context")
+TONES = {"changed sign": "bad", "differs": "strong", "open": "muted", "alike": ""}
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One lever in several studies; None where a study cannot tell. `verdict` is changed sign, differs, alike or
-    open (an interval includes no effect, or is unknown)."""
+    """One lever in several studies; None for a study without it. `verdict` is changed sign, differs, alike or open (an
+    interval includes no effect, or is unknown)."""
 
     name: str
     instead: str
@@ -38,16 +41,85 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
+    """`signatures` are (signature, category, launches in each study)."""
+
     stories: tuple[Story, ...]
     levers: tuple[Pair, ...]
     caveats: tuple[str, ...]
     signatures: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """(signature, category, launches in each study)"""
+
+    @property
+    def names(self) -> list[str]:
+        return [one_line(s.study) for s in self.stories]
+
+    def head(self) -> dict[str, Any]:
+        """Title and headline, as html.jinja and markdown.jinja take them."""
+        changed = [p.name for p in self.levers if p.verdict == "changed sign"]
+        comparable = f"Of {count(len(self.levers), 'lever')} that at least two studies can tell"
+        return {"title": f"autotune: {' and '.join(self.names)}",
+                "kicker": f"autotune comparison · {' · '.join(self.names)}",
+                "headline": f"{count(len(changed), 'lever') if changed else 'No lever'} changed sign.",
+                "tone": "warn" if changed else "plain", "chips": (),
+                "support": comparable + (f": {', '.join(changed)}." if changed else "."),
+                "footer": "Factors are the objective with a choice over the objective with the baseline's choice."}
+
+    def tables(self) -> list[tuple[str, str, Table]]:
+        """(name, title, table) of each section."""
+        found = [("studies", "The studies", self._studies()), ("best", "The best of each", self._best()),
+                 ("levers", "Levers side by side", self._levers()), ("crashes", "Crashes", self._crashes())]
+        return [(name, title, shown) for name, title, shown in found if shown is not None]
+
+    def _studies(self) -> Table:
+        rows = []
+        for s in self.stories:
+            devices = [one_line(d) for d in s.identity.get("devices") or []]
+            rows.append((
+                Cell(one_line(s.study), "strong"),
+                f"{len(devices)} devices" if len(devices) > 1 else ", ".join(devices), one_line(s.engine),
+                with_unit(s.baseline.value if s.baseline else None, s.unit),
+                with_unit(s.winner.value if s.winner else None, s.unit),
+                percent(s.gain.share, signed=True) if s.gain else "", str(s.conclusion).replace("_", " ")))
+        return table(("Study", "Devices", "Engine", ">Baseline", ">Best", ">Gain", "Verdict"), rows)
+
+    def _best(self) -> Table | None:
+        """Choices of the winners; different ones stand out. None when a study has no winner."""
+        winners = [s.winner.config for s in self.stories if s.winner is not None]
+        if len(winners) < len(self.stories):
+            return None
+        rows: list[tuple[str | Cell, ...]] = []
+        for name in dict.fromkeys(name for w in winners for name in w):
+            values = [value_text(w.get(name)) for w in winners]
+            tone = "strong" if len(set(values)) > 1 else "muted"
+            rows.append((name, *(Cell(v, tone) for v in values)))
+        return table(("Choice", *self.names), rows)
+
+    def _levers(self) -> Table | None:
+        rows: list[tuple[str | Cell, ...]] = []
+        for pair in self.levers:
+            rows.append((pair.name, pair.instead, *(
+                Cell("-", "muted") if x is None else Cell(_change(x), tone_of(x)) for x in pair.levers),
+                         Cell(pair.verdict, TONES[pair.verdict])))
+        return table(("Choice", "Instead of", *(f">{n}" for n in self.names), "Verdict"), rows) if rows else None
+
+    def _crashes(self) -> Table | None:
+        if not self.signatures:
+            return None
+        return table(("Signature", "Category", *(f">{n}" for n in self.names)), (
+            (one_line(s), one_line(c), *(str(n) if n else Cell("-", "muted") for n in counts))
+            for s, c, counts in self.signatures), "Launches that ended so")
+
+
+def _change(lever: Lever) -> str:
+    """A lever's factor as a change in per cent with its interval."""
+    interval = range_words(lever.low, lever.high)
+    return percent(lever.factor - 1, signed=True) + (f" ({interval})" if interval else "")
 
 
 def load(settings: Settings) -> Comparison:
-    """Read the studies that report.compare names; folders of the same name (of two hosts, say) are told apart by the
-    paths given. Raises UsageError for fewer than two, and for unknown ones."""
+    """Read the studies of report.compare; studies of the same name (of two hosts, say) are named by their given paths.
+
+    Raises UsageError for fewer than two, and for unknown ones.
+    """
     names = settings.report.compare or []
     if len(names) < 2:
         raise UsageError("report.compare takes two or more studies: report.compare=[study_a,study_b]")
@@ -67,9 +139,8 @@ def compare(stories: Sequence[Story]) -> Comparison:
 
 
 def _story(settings: Settings, name: str) -> Story:
-    from autotune.report.load import of_folder
+    from autotune.storage.database import sqlite_url
     from autotune.storage.study import Study
-    from autotune.storage.urls import sqlite_url
 
     folder = next((p for p in (settings.outputs / name, pathlib.Path(name)) if (p / "study.db").is_file()), None)
     if settings.study.storage is None and folder is None:
@@ -81,12 +152,12 @@ def _story(settings: Settings, name: str) -> Story:
     records = study.records()
     same = identity.get("space_digest") == settings.space.digest
     space = settings.space if same else space_of(records, str(identity.get("space") or shown), settings.space)
-    return of_folder(study, shown, space, str(identity.get("objective") or settings.objective.name),
+    return read_folder(study, shown, space, str(identity.get("objective") or settings.objective.name),
                      identity.get("limits") or {}, folder)
 
 
 def space_of(records: Sequence[TrialRecord], name: str, like: Space) -> Space:
-    """What can be known of a space from its trials: parameters and choices that were seen, trial 0 as baseline."""
+    """A space rebuilt from trials: the parameters and choices seen, trial 0 as the baseline."""
     seen: dict[str, list[Value]] = {}
     for record in records:
         for param, value in record.config.items():
@@ -124,7 +195,7 @@ def _verdict(levers: Sequence[Lever]) -> str:
 
 
 def _caveats(stories: Sequence[Story]) -> tuple[str, ...]:
-    """Conditions that differ, beside the ones that one compares for (devices, engine version)."""
+    """Conditions that differ, except the ones under comparison (devices, engine version)."""
     found = []
     for key, words in (("model", "models"), ("workload", "workloads"), ("limits", "limits")):
         if len({repr(story.identity.get(key)) for story in stories}) > 1:
@@ -166,4 +237,4 @@ def _entry(story: Story, entry: Tested | None) -> dict[str, Any] | None:
     if entry is None:
         return None
     return {"trial": entry.trial, "config": dict(entry.config), "value": entry.value, "unit": story.unit,
-            "is_baseline": is_baseline(story, entry)}
+            "is_baseline": story.is_baseline(entry)}

@@ -1,13 +1,20 @@
-"""Crashes grouped by signature, with the choices that go with them."""
+"""Crashes grouped by signature with the choices that go with them, and the choices that never served, with a reason."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from autotune.records import Blame, Crash, Value
-from autotune.report.tested import copied
-from autotune.storage.trial import TrialRecord, crash_of
+from autotune.records import Blame, Config, Crash, Value
+from autotune.report.measured import choice_text, copied, ended
+from autotune.space.space import Param, Space
+from autotune.storage.trial import TrialRecord
+from autotune.utils.text import count
+
+MOST_SIGNATURES = 8  # signatures that are counted apart
+Choice = tuple[str, str]  # (parameter, repr of its value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +29,7 @@ class Suspect:
 
 @dataclasses.dataclass(frozen=True)
 class CrashGroup:
-    """All crashes with one signature. `crash` is the newest, told in full; `launches` counts real launches."""
+    """All crashes with one signature. `crash` is the newest one; `launches` counts real launches."""
 
     crash: Crash
     trials: tuple[int, ...]
@@ -36,52 +43,148 @@ class CrashGroup:
         return self.crash.signature
 
 
+@dataclasses.dataclass(frozen=True)
+class Fate:
+    """Outcomes of the launches with one choice: served, and crashes by signature."""
+
+    param: str
+    value: Value
+    served: int
+    crashed: dict[str, int]
+
+    @property
+    def launches(self) -> int:
+        return self.served + sum(self.crashed.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Untried:
+    """Choices of one parameter that never served.
+
+    `kind` is forbidden, closed, crashed (tried, never served), shadowed (tried only beside another choice that crashed
+    without it, too) or unreached.
+    """
+
+    param: str
+    values: tuple[Value, ...]
+    kind: str
+    why: str
+
+
 def group(records: Sequence[TrialRecord], server_names: Iterable[str]) -> tuple[CrashGroup, ...]:
     """Crash groups, most frequent first. `server_names` are the parameters that need a launch.
 
     A suspect is a choice that all launches of a group share and that never served; of several, those whose launches
-    ended in this group most often. It describes what was seen and proves nothing (search/ tells how likely it is).
+    ended in this group most often. A suspect is an observation, not a proof: search/ computes probabilities.
     """
     names = tuple(server_names)
     served = {(name, repr(value)) for r in records if r.state == "COMPLETE" and not r.crashed
               for name, value in r.config.items()}
     groups: dict[str, list[TrialRecord]] = {}
+    launched: dict[Choice, set[int]] = {}
     for record in records:
-        if record.crashed:
-            groups.setdefault(record.attrs["crash_signature"], []).append(record)
-    launched = _by_choice(r for r in records if not copied(r) and r.state in ("COMPLETE", "PRUNED"))
+        if record.crash is not None:
+            groups.setdefault(record.crash.signature, []).append(record)
+        if not copied(record) and ended(record):
+            for name, value in record.config.items():
+                launched.setdefault((name, repr(value)), set()).add(launch_key(record))
     found = [_group(members, names, served, launched) for members in groups.values()]
     return tuple(sorted(found, key=lambda g: (-g.launches, -len(g.trials), g.trials[0])))
 
 
-def launch_keys(records: Iterable[TrialRecord]) -> set[int]:
-    """Distinct launches behind trials; a trial without a launch id counts as a launch of its own."""
-    return {record.launch_id if record.launch_id is not None else -1 - record.number for record in records}
+def launch_key(record: TrialRecord) -> int:
+    """The launch behind a trial; a trial without a launch id counts as a launch of its own."""
+    return record.launch_id if record.launch_id is not None else -1 - record.number
 
 
-def _group(members: list[TrialRecord], names: tuple[str, ...], served: set[tuple[str, str]],
-           launched: Mapping[tuple[str, str], set[int]]) -> CrashGroup:
-    own = [r for r in members if not copied(r)]
+def _group(members: list[TrialRecord], names: tuple[str, ...], served: set[Choice],
+           launched: Mapping[Choice, set[int]]) -> CrashGroup:
+    newest = members[-1].crash
+    assert newest is not None
     common = {name: value for name, value in members[0].config.items()
               if name in names and all(name in m.config and m.config[name] == value for m in members)}
-    here = launch_keys(own)
+    here = {launch_key(r) for r in members if not copied(r)}
     suspects = []
-    if crash_of(members[-1].attrs).blame not in (Blame.TRANSIENT, Blame.ENVIRONMENT):
+    if newest.blame not in (Blame.TRANSIENT, Blame.ENVIRONMENT):
         for name, value in common.items():
             with_choice = launched.get((name, repr(value)), set())
             if with_choice and (name, repr(value)) not in served:
                 suspects.append(Suspect(name, value, len(here & with_choice), len(with_choice)))
     top = max((s.crashed / s.launches for s in suspects), default=0.0)
-    suspects = [s for s in suspects if s.crashed / s.launches == top]
-    return CrashGroup(crash_of(members[-1].attrs), tuple(m.number for m in members), len(here),
-                      sum(float(m.attrs.get("cost_s") or 0) for m in members), common, tuple(suspects))
+    return CrashGroup(newest, tuple(m.number for m in members), len(here),
+                      sum(m.cost_s or 0.0 for m in members), common,
+                      tuple(s for s in suspects if s.crashed / s.launches == top))
 
 
-def _by_choice(records: Iterable[TrialRecord]) -> dict[tuple[str, str], set[int]]:
-    """Launches by (parameter, choice)."""
-    found: dict[tuple[str, str], set[int]] = {}
+def fates(space: Space, records: Iterable[TrialRecord],
+          crashes: Sequence[CrashGroup]) -> tuple[tuple[str, ...], tuple[Fate, ...]]:
+    """(signatures, outcomes of each launched server choice); rare signatures are counted under "other"."""
+    named = tuple(g.signature for g in crashes[:MOST_SIGNATURES])
+    launches: dict[int, tuple[Config, str | None]] = {}
     for record in records:
-        key = next(iter(launch_keys([record])))
+        if not copied(record) and ended(record):
+            key, signature = launch_key(record), record.crash.signature if record.crash is not None else None
+            if key not in launches or (launches[key][1] is None and signature is not None):
+                launches[key] = (record.config, signature)
+    counted: dict[tuple[str, str], dict[str | None, int]] = {}
+    for config, signature in launches.values():
+        shown = signature if signature is None or signature in named else "other"
+        for name, value in config.items():
+            fate = counted.setdefault((name, repr(value)), {})
+            fate[shown] = fate.get(shown, 0) + 1
+    found = [Fate(param.name, value, outcome.get(None, 0), {s: n for s, n in outcome.items() if s is not None})
+             for param in space.server_params for value in param.choices
+             if (outcome := counted.get((param.name, repr(value))))]
+    return (*named, "other") if len(crashes) > MOST_SIGNATURES else named, tuple(found)
+
+
+def untried(space: Space, records: Sequence[TrialRecord], pivots: Iterable[Mapping[str, Any]],
+            stop_reason: str | None) -> tuple[Untried, ...]:
+    """Choices that never served, in the order of the space; those of a parameter that share a reason together."""
+    closed = [p for p in pivots if p.get("action") == "close"]
+    tried: dict[Choice, list[TrialRecord]] = {}
+    loads = {p.name for p in space.load_params}
+    for record in filter(ended, records):
         for name, value in record.config.items():
-            found.setdefault((name, repr(value)), set()).add(key)
-    return found
+            if name not in loads or not record.crashed or record.crashed_under_load:
+                tried.setdefault((name, repr(value)), []).append(record)
+    found: dict[tuple[str, str, str], list[Value]] = {}
+    for param in space.params:
+        for value in param.choices:
+            trials = tried.get((param.name, repr(value)), [])
+            if trials and not all(t.crashed for t in trials):
+                continue
+            kind, why = _crashed(trials, tried) if trials else _untried(space, param, value, closed, stop_reason)
+            found.setdefault((param.name, kind, why), []).append(value)
+    return tuple(Untried(name, tuple(values), kind, why) for (name, kind, why), values in found.items())
+
+
+def _crashed(trials: Sequence[TrialRecord], tried: Mapping[Choice, Sequence[TrialRecord]]) -> tuple[str, str]:
+    """(kind, why) of a choice that crashed in all its trials: by itself, or always beside another such choice."""
+    numbers = {t.number for t in trials}
+    company = [(name, others) for (name, _), others in tried.items()
+               if all(t.crashed for t in others) and {t.number for t in others} > numbers]
+    if company:
+        name, others = max(company, key=lambda c: len(c[1]))
+        return "shadowed", (f"tried only beside {choice_text(name, others[0].config[name])}, which crashed in "
+                            f"{count(len(others), 'trial')} and never served")
+    blamed = collections.Counter(str(t.crash.blame) for t in trials if t.crash is not None)
+    blames = ", ".join(f"{blame} {n}" for blame, n in blamed.most_common())
+    return "crashed", f"tried in {count(len(trials), 'trial')}, always crashed (blame: {blames})"
+
+
+def _untried(space: Space, param: Param, value: Value, closed: Sequence[Mapping[str, Any]],
+             stop_reason: str | None) -> tuple[str, str]:
+    """(kind, why) of a choice without a trial."""
+    for rule in space.rules:
+        if set(rule.when) == {param.name} and rule.matches({param.name: value}):
+            return "forbidden", rule.because
+    for pivot in closed:
+        region = pivot.get("region") or {}
+        if any(repr(v) == repr(value) for v in region.get(param.name, ())):
+            return "closed", str(pivot.get("reason") or "a pivot closed its region")
+    partial = [rule for rule in space.rules if any(repr(v) == repr(value) for v in rule.when.get(param.name, ()))]
+    why = f"not reached before the search ended{': ' + stop_reason if stop_reason else ''}"
+    if partial:
+        why += f" (partly forbidden: {partial[0].because})"
+    return "unreached", why

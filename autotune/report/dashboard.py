@@ -1,17 +1,26 @@
-"""The verb dashboard: optuna-dashboard on the study, on loopback only, with feasibility put right.
+"""optuna-dashboard on a study: the verb dashboard, plots, notes in Markdown, files of trials as artifacts.
 
-The dashboard (0.21) reads constraints in the form of Optuna 4 and picks the best trial without them. The storage
-that it gets here gives it both as it expects them; plots and the study's note are kept in the study itself.
+    attach(trial, artifacts, files)    # before the trial is finished: a finished trial takes no artifacts
+    annotate(study, record)            # after it is finished
+    dashboard(settings, study)         # serve, on loopback only
+
+The dashboard (0.21) reads constraints in the form of Optuna 4 and picks the best trial without them.
+`FeasibleFirst` gives it both in the expected form; plots and the study's note are stored in the study itself.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
+import pathlib
+import shlex
 import socketserver
 import sys
+import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -19,12 +28,17 @@ import optuna
 from optuna.storages import _CachedStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.records import AutotuneError
-from autotune.report.load import read
-from autotune.report.plots import figures
-from autotune.report.story import Story
-from autotune.report.studynote import study_note
-from autotune.report.wording import one_line
+from autotune.measure.objective import UNITS
+from autotune.records import AutotuneError, Measurement
+from autotune.report import verdict
+from autotune.report.charts import GREEN, GREY, RED, layout, load_curves, plain, progress, tradeoff
+from autotune.report.crashes import fates
+from autotune.report.measured import FIGURES, choice_text, config_text, limited, standing
+from autotune.report.render import markdown
+from autotune.report.story import Story, read
+from autotune.report.tables import Cell, Table, table
+from autotune.storage.trial import LaunchFacts, TrialRecord
+from autotune.utils.text import duration, one_line, percent, with_unit
 
 if TYPE_CHECKING:
     from autotune.config.settings import Settings
@@ -33,6 +47,9 @@ if TYPE_CHECKING:
 PORT = 8080
 REFRESH_S = 15.0
 HOST = "127.0.0.1"
+LARGEST = 4 * 2**20  # bytes of an artifact: of a larger file only the end is copied; all of it stays in launches/
+EXCERPT = 6000  # characters of a log in a note
+WIDEST = 120  # characters of a line of a log
 
 
 def dashboard(settings: Settings, study: Study) -> int:
@@ -60,8 +77,7 @@ def open_server(settings: Settings, study: Study, port: int = PORT) -> WSGIServe
     publish(study, read(settings, study))
     artifacts = settings.folder / "artifacts"
     artifacts.mkdir(parents=True, exist_ok=True)
-    storage: Any = study.inner._storage
-    app = wsgi(storage=FeasibleFirst(getattr(storage, "_backend", storage)),
+    app = wsgi(storage=FeasibleFirst(study.storage),
                artifact_store=FileSystemArtifactStore(str(artifacts)))
     try:
         server = make_server(HOST, port, app, _Server, _Quiet)
@@ -93,16 +109,158 @@ def _with_list(trial: FrozenTrial) -> FrozenTrial:
 
 
 def publish(study: Study, story: Story) -> None:
-    """Keep the plots, the study's note and the objective's name in the study, for any dashboard on it."""
+    """Store the plots, the study's note and the objective's name in the study, for any dashboard on it."""
     from optuna_dashboard import save_note, save_plotly_graph_object
 
-    for figure in figures(story):
-        save_plotly_graph_object(study.inner, figure, graph_object_id=figure.name)
+    for plot in plots(story):
+        save_plotly_graph_object(study.inner, plot, graph_object_id=plot.name)
     save_note(study.inner, study_note(story))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.inner.set_metric_names([story.unit])
 
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """A plotly figure with the method that optuna_dashboard.save_plotly_graph_object needs; plotly is not imported."""
+
+    name: str
+    figure: Mapping[str, Any]
+
+    def to_json(self) -> str:
+        return json.dumps(self.figure)
+
+
+def plots(story: Story) -> list[Plot]:
+    """Every plot that the study has data for: the page's figures, the crash map and the levers."""
+    found = {"autotune-1-tradeoff": tradeoff(story), "autotune-2-load": load_curves(story),
+             "autotune-5-progress": progress(story)}
+    data = {name: figure.plotly() if figure else None for name, figure in found.items()}
+    data |= {"autotune-3-crash-map": _crash_map(story), "autotune-4-levers": _levers(story)}
+    return [Plot(name, figure) for name, figure in sorted(data.items()) if figure]
+
+
+def _crash_map(story: Story) -> dict[str, Any] | None:
+    names, rows = fates(story.space, story.records, story.crashes)
+    if not names or not rows:
+        return None
+    about = {g.signature: f"<br>{plain(g.crash.category)}" for g in story.crashes}
+    columns = ["served", *names]
+    counts = [[r.served if c == "served" else r.crashed.get(c, 0) for c in columns] for r in rows]
+    trace = {"type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2,
+             "x": [plain(c) + about.get(c, "") for c in columns],
+             "y": [plain(choice_text(r.param, r.value)) for r in rows],
+             "z": [[n / r.launches for n in line] for r, line in zip(rows, counts, strict=True)],
+             "text": [[f"{n}/{r.launches}" if n else "" for n in line] for r, line in zip(rows, counts, strict=True)],
+             "texttemplate": "%{text}", "textfont": {"size": 12}, "hoverinfo": "x+y+text", "zmin": 0, "zmax": 1,
+             "colorbar": {"title": {"text": "share"}, "tickformat": ".0%"}}
+    return {"data": [trace], "layout": layout(
+        "Crash map: how launches with each choice ended", "", "", height=120 + 26 * len(rows),
+        yaxis={"autorange": "reversed", "automargin": True}, xaxis={"automargin": True})}
+
+
+def _levers(story: Story) -> dict[str, Any] | None:
+    found = sorted([x for x in story.levers if not x.load] or story.levers, key=lambda x: x.factor)
+    if not found:
+        return None
+    trace = {"type": "bar", "orientation": "h", "x": [100 * (x.factor - 1) for x in found],
+             "y": [plain(f"{x.name} instead of {x.instead}") for x in found],
+             "marker": {"color": [{1: GREEN, -1: RED, 0: GREY}[x.sign] for x in found]},
+             "error_x": {"type": "data", "symmetric": False,
+                         "array": [0 if x.high is None else 100 * (x.high - x.factor) for x in found],
+                         "arrayminus": [0 if x.low is None else 100 * (x.factor - x.low) for x in found]},
+             "text": [f"{x.pairs} pairs" for x in found], "textposition": "none", "hoverinfo": "x+y+text"}
+    return {"data": [trace], "layout": layout(
+        "What each choice is worth (95 % intervals; grey: not distinguishable from no effect)",
+        "Change of the objective in %", "", height=160 + 26 * len(found), yaxis={"automargin": True})}
+
+
+def study_note(story: Story) -> str:
+    """The note of the whole study in Markdown."""
+    label = verdict.label(story, story.winner) if story.winner else ""
+    return markdown("study_note.jinja", story=story,
+                    figures=table(("Figure", ">Baseline", f">{label}", ">Change", "Limit"), verdict.figure_rows(story)),
+                    command=f"python -m autotune report +space={shlex.quote(story.space.name)}")
+
+
+def annotate(study: Study, record: TrialRecord) -> None:
+    """Store the note of a finished trial. Unit and limits come from the study's identity."""
+    from optuna_dashboard import save_note
+
+    identity = study.attrs().get("identity") or {}
+    unit = UNITS.get(str(identity.get("objective")), "")
+    save_note(study.trial(record.number), note(record, unit, identity.get("limits") or {}))
+
+
+def attach(trial: optuna.Trial, artifacts: pathlib.Path, files: Iterable[pathlib.Path]) -> list[str]:
+    """Copy files of a running trial into the artifact store; returns their ids. Absent and empty ones are left out."""
+    from optuna.artifacts import FileSystemArtifactStore, upload_artifact
+
+    artifacts.mkdir(parents=True, exist_ok=True)
+    store = FileSystemArtifactStore(str(artifacts))
+    with tempfile.TemporaryDirectory() as scratch:
+        return [upload_artifact(artifact_store=store, file_path=str(_end(file, pathlib.Path(scratch))),
+                                study_or_trial=trial)
+                for file in files if file.is_file() and file.stat().st_size > 0]
+
+
+def _end(file: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
+    """The file itself, or a copy of its end when it is large."""
+    size = file.stat().st_size
+    if size <= LARGEST:
+        return file
+    with file.open("rb") as source:
+        source.seek(size - LARGEST)
+        (scratch / file.name).write_bytes(source.read(LARGEST))
+    return scratch / file.name
+
+
+def note(record: TrialRecord, unit: str, limits: Mapping[str, float]) -> str:
+    """The note of one trial in Markdown."""
+    crash, m, launch = record.crash, record.measurement, record.launch
+    window = [f"window {duration(m.window_s)}", f"{m.requests:,} requests",
+              f"not comparable: {', '.join(m.reasons)}" if m.reasons else ""] if m is not None else []
+    spent = [f"launch {record.launch_id}" if record.launch_id is not None else "",
+             f"{duration(record.launch_s)} to start" if record.launch_s else "",
+             f"{duration(record.cost_s)} in all" if record.cost_s is not None else ""]
+    return markdown(
+        "note.jinja", standing=standing(record), config=config_text(record.config), crash=crash,
+        excerpt=wrapped(crash.excerpt[-EXCERPT:]) if crash is not None and crash.excerpt.strip() else "",
+        figures=_figures(record, m, unit, limits) if m is not None else None, energy=m and m.energy,
+        window="; ".join(w for w in window if w), fail_reason=record.start.fail_reason, same_as=record.same_as,
+        command=_command(launch) if launch.argv else "", spent=", ".join(s for s in spent if s))
+
+
+def _figures(record: TrialRecord, m: Measurement, unit: str, limits: Mapping[str, float]) -> Table:
+    rows: list[tuple[str | Cell, ...]] = []
+    if record.value is not None:
+        error = "" if m.relative_error is None else f" ± {percent(m.relative_error)}"
+        rows.append((Cell("Objective", "strong"), Cell(with_unit(record.value, unit) + error, "strong"), ""))
+    figures = record.figures
+    for name, (title, of) in FIGURES.items():
+        if name in figures:
+            limit = next((x for x in limits if limited(x) == name), name)
+            ratio = record.ratios.get(limit)
+            shown = (with_unit(limits[limit], of) if limit in limits else "") + verdict.headroom(ratio)
+            rows.append((title, with_unit(figures[name], of),
+                         Cell(shown.strip(), "strong" if ratio is not None and ratio > 1 else "")))
+    return table(("Figure", ">Measured", "Limit"), rows)
+
+
+def _command(launch: LaunchFacts) -> str:
+    """The server's environment and command, a flag with its values on each line."""
+    env = [f"{k}={shlex.quote(v)}" for k, v in (launch.env or {}).items()]
+    lines: list[list[str]] = [env] if env else []
+    for i, arg in enumerate(launch.argv):
+        if i == 0 or arg.startswith("--"):
+            lines.append([])
+        lines[-1].append(shlex.quote(arg))
+    return " \\\n  ".join(" ".join(line) for line in lines)
+
+
+def wrapped(text: str) -> str:
+    """Long lines broken: the dashboard lets a code block widen the whole page."""
+    return "\n".join(line[i:i + WIDEST] for line in text.splitlines() for i in range(0, max(len(line), 1), WIDEST))
 
 def _follow(settings: Settings, study: Study, ended: threading.Event) -> None:
     """Publish again whenever trials were added. What cannot be read now is tried again, and said once."""

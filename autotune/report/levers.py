@@ -13,18 +13,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from autotune.engine.spec import text
 from autotune.measure.statistics import student_t
-from autotune.records import Config, Value, config_key
-from autotune.report.tested import Tested
-from autotune.report.wording import choice_text, one_line
+from autotune.records import Value, config_key
+from autotune.report.measured import Tested, changed, choice_text, value_text
 from autotune.space.space import Param, Space
 
-TOGETHER = 4
-"""At most this many choices are told together."""
-MOST_FREEDOM = 200
-LARGEST_LOG = 700.0
-"""Of what still has an exponential."""
+MOST_TOGETHER = 4  # choices of one lever
+MOST_FREEDOM = 200  # degrees of freedom in the table of Student's t
+LARGEST_LOG = 700.0  # beyond it, exp() overflows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +41,7 @@ class Lever:
 
     @property
     def instead(self) -> str:
-        return " and ".join(one_line(text(self.bases[name])) for name in self.choices)
+        return " and ".join(value_text(self.bases[name]) for name in self.choices)
 
     @property
     def key(self) -> str:
@@ -54,31 +50,25 @@ class Lever:
 
     @property
     def sign(self) -> int:
-        """+1 a gain, -1 a loss, 0 not told apart from no effect."""
+        """+1 a gain, -1 a loss, 0 not distinguishable from no effect."""
         if self.low is None or self.high is None:
             return 0
         return 1 if self.low > 1 else -1 if self.high < 1 else 0
 
 
 def levers(space: Space, measured: Sequence[Tested]) -> tuple[Lever, ...]:
-    """Every choice that can be told: those of the server first, the largest effect first."""
+    """Every choice with at least one pair: choices of the server first, the largest effect first."""
     found: list[Lever] = []
     for param in space.params:
-        base = space.baseline.get(param.name, _usual(param.name, measured))
+        base = space.baseline.get(param.name, _most_measured(param.name, measured))
         if base is not None:
             found += _of_param(space, param, base, measured)
     found += _together(space, measured, {(n, repr(v)) for lever in found for n, v in lever.choices.items()})
     return tuple(sorted(found, key=lambda lever: (lever.load, -abs(math.log(lever.factor)))))
 
 
-def changed(baseline: Config, other: Config) -> dict[str, tuple[Value | None, Value | None]]:
-    """Parameters whose choice differs: name -> (baseline's, other's); None where it does not exist."""
-    names = [*other, *(n for n in baseline if n not in other)]
-    return {n: (baseline.get(n), other.get(n)) for n in names if repr(baseline.get(n)) != repr(other.get(n))}
-
-
-def _usual(name: str, measured: Sequence[Tested]) -> Value | None:
-    """The choice measured most often, to compare with where the baseline does not have the parameter."""
+def _most_measured(name: str, measured: Sequence[Tested]) -> Value | None:
+    """The reference choice of a parameter that the baseline does not have."""
     counts: dict[str, list[Value]] = {}
     for entry in measured:
         if name in entry.config:
@@ -107,7 +97,7 @@ def _of_param(space: Space, param: Param, base: Value, measured: Sequence[Tested
 
 
 def _together(space: Space, measured: Sequence[Tested], known: set[tuple[str, str]]) -> list[Lever]:
-    """Servers that differ from the baseline's in several choices, where not every one of these is known alone."""
+    """Servers that differ from the baseline's in several choices, at least one of which has no lever of its own."""
     server, _ = space.split(space.baseline)
     under: dict[str, Tested] = {}
     for entry in measured:
@@ -121,7 +111,7 @@ def _together(space: Space, measured: Sequence[Tested], known: set[tuple[str, st
         moved = {n: pair for n, pair in moved.items() if n not in _dependents(space, set(moved))}
         choices = {n: b for n, (a, b) in moved.items() if a is not None and b is not None}
         base = under.get(config_key(load))
-        if base is not None and entry.value > 0 and 1 < len(choices) <= TOGETHER and any(
+        if base is not None and entry.value > 0 and 1 < len(choices) <= MOST_TOGETHER and any(
                 (n, repr(v)) not in known for n, v in choices.items()):
             groups.setdefault(config_key(choices), (choices, []))[1].append((base, entry))
     return [_lever(choices, {n: space.baseline[n] for n in choices}, False, pairs)
@@ -132,21 +122,21 @@ def _lever(choices: Mapping[str, Value], bases: Mapping[str, Value], load: bool,
            pairs: Sequence[tuple[Tested, Tested]]) -> Lever:
     logs = [math.log(b.value / a.value) for a, b in pairs]
     mean = statistics.fmean(logs)
-    half = _within(pairs)
+    half = _window_error(pairs)
     if len(logs) > 1:
         freedom = min(len(logs) - 1, MOST_FREEDOM)
         spread = statistics.stdev(logs) / math.sqrt(len(logs)) * student_t(0.975, freedom)
         half = max(spread, half or 0.0)
-    low, high = (None, None) if half is None else (grown(mean - half), grown(mean + half))
-    return Lever(dict(choices), dict(bases), grown(mean), low, high, len(pairs), load)
+    low, high = (None, None) if half is None else (bounded_exp(mean - half), bounded_exp(mean + half))
+    return Lever(dict(choices), dict(bases), bounded_exp(mean), low, high, len(pairs), load)
 
 
-def grown(log: float) -> float:
-    """The factor of a logarithm, however large."""
+def bounded_exp(log: float) -> float:
+    """exp(log) without overflow."""
     return math.exp(min(log, LARGEST_LOG))
 
 
-def _within(pairs: Sequence[tuple[Tested, Tested]]) -> float | None:
+def _window_error(pairs: Sequence[tuple[Tested, Tested]]) -> float | None:
     """Half-width of the mean log ratio from the windows' own errors; None when one is unknown."""
     squares = []
     for pair in pairs:
@@ -158,7 +148,7 @@ def _within(pairs: Sequence[tuple[Tested, Tested]]) -> float | None:
 
 
 def _dependents(space: Space, names: set[str]) -> set[str]:
-    """Parameters whose existence hangs on one of `names`, also through others."""
+    """Parameters whose existence depends on one of `names`, also through others."""
     found: set[str] = set()
     for param in space.params:
         if (names | found) & set(param.when):

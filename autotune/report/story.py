@@ -1,31 +1,41 @@
-"""The whole study as one frozen value. Every output reads this and nothing else, so that none disagrees.
+"""The whole study as one frozen value. Every output reads a story and nothing else, so that no two disagree.
 
-    story = tell(name, space, objective, limits, study.records(), study.attrs(), pivots, matrix)
-
-Pure: no storage, no files, no clock.
+    story = read(settings, study)                                    # from the storage and the study's folder
+    story = summarize(name, space, objective, limits, records, attrs, pivots, matrix)     # pure
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import enum
+import gc
+import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from autotune.measure.objective import UNITS
-from autotune.records import config_key
-from autotune.report.crashes import CrashGroup, group, launch_keys
-from autotune.report.levers import Lever, grown, levers
-from autotune.report.tested import Tested, copied, find, tested, valid
-from autotune.report.untried import Untried, untried
+from autotune.records import AutotuneError, Count, config_key, from_json
+from autotune.report.crashes import CrashGroup, Untried, group, launch_key, untried
+from autotune.report.levers import Lever, bounded_exp, levers
+from autotune.report.measured import Tested, copied, ended, find, tested, valid
 from autotune.space.space import Space
+from autotune.storage.schema import Choice, read_pivots
 from autotune.storage.trial import TrialRecord
+from autotune.utils.files import read_plain
+
+if TYPE_CHECKING:
+    from autotune.config.settings import Settings
+    from autotune.storage.study import Study
 
 
 class Conclusion(enum.StrEnum):
-    """What may be claimed about the best configuration."""
+    """The claim that the study supports about its best configuration."""
 
     IMPROVED = "improved"  # confirmed by interleaved re-measurement
     NO_IMPROVEMENT = "no_improvement"  # confirmed: nothing beats the baseline by enough
@@ -63,7 +73,7 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """Where the time went, in seconds. `wall_s` is first start to last end, None when unknown."""
+    """Time in seconds. `wall_s` is first start to last end, None when unknown."""
 
     wall_s: float | None
     total_s: float
@@ -73,7 +83,7 @@ class Spent:
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """One limit and how the winner stands to it: above 1, `ratio` breaks it; 1 - ratio is the headroom."""
+    """One limit and the winner's measured / limit: a `ratio` above 1 breaks the limit; 1 - ratio is the headroom."""
 
     name: str
     limit: float
@@ -82,6 +92,9 @@ class Limit:
 
 @dataclasses.dataclass(frozen=True)
 class Story:
+    """`same_load` is the gain over the baseline's server under the winner's load, where that was measured and the loads
+    differ. `neighbours` is the effect of servers side by side on the baseline; {} when it was not measured."""
+
     study: str
     space: Space
     objective: str
@@ -93,7 +106,6 @@ class Story:
     finalists: tuple[Tested, ...]
     gain: Gain | None
     same_load: float | None
-    """Gain over the baseline's server under the winner's load, where that was measured and the loads differ."""
     limits: tuple[Limit, ...]
     counts: Counts
     spent: Spent
@@ -108,9 +120,8 @@ class Story:
     provenance: Mapping[str, Any]
     stop: Mapping[str, Any]
     confirmation: Mapping[str, Any]
-    strategy: str = ""
-    neighbours: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What launches side by side did to the baseline (`neighbours.result`); {} when it was not measured."""
+    strategy: str
+    neighbours: Mapping[str, Any]
 
     @property
     def unit(self) -> str:
@@ -121,11 +132,83 @@ class Story:
     def confirmed(self) -> bool:
         return self.conclusion in (Conclusion.IMPROVED, Conclusion.NO_IMPROVEMENT)
 
+    @property
+    def engine(self) -> str:
+        """Engine and version; "" when unknown."""
+        return " ".join(str(x) for x in (self.identity.get("engine"), self.identity.get("engine_version")) if x)
 
-def tell(study: str, space: Space, objective: str, limits: Mapping[str, float], records: Sequence[TrialRecord],
-         attrs: Mapping[str, Any], pivots: Sequence[Mapping[str, Any]] = (),
-         matrix: Sequence[Mapping[str, Any]] = ()) -> Story:
-    """One pass over the records. `attrs` are the study's own attributes, `matrix` the rows of matrix.json."""
+    def is_baseline(self, entry: Tested) -> bool:
+        return self.baseline is not None and entry.config == self.baseline.config
+
+    def confirmed_gain(self, entry: Tested | None) -> Mapping[str, Any]:
+        """The confirmation's result for one configuration; {} for none."""
+        finalists = self.confirmation.get("finalists") or {}
+        numbers = entry.trials if entry is not None else ()
+        return next((finalists[str(n)] for n in numbers if str(n) in finalists), {})
+
+
+class MatrixRow(msgspec.Struct):
+    """Required values of a row of matrix.json."""
+
+    config: str
+    ctx: Count
+    concurrency: Count
+
+
+def read(settings: Settings, study: Study) -> Story:
+    """The story of an open study, with pivots.jsonl and matrix.json of its folder where they exist.
+
+    Raises AutotuneError when matrix.json is not what the verb matrix writes.
+    """
+    identity: Mapping[str, Any] = study.attrs().get("identity") or {}
+    objective = str(identity.get("objective") or settings.objective.name)
+    limits = identity.get("limits")
+    return read_folder(study, settings.study_name, settings.space, objective,
+                       settings.limits if limits is None else limits, settings.folder)
+
+
+def read_folder(study: Study, name: str, space: Space, objective: str, limits: Mapping[str, float],
+                folder: pathlib.Path | None) -> Story:
+    """The story of a study whose space and limits are not those of the settings."""
+    matrix = _matrix(folder / "matrix.json") if folder else []
+    pivots = read_pivots(folder) if folder else []
+    with no_garbage_collection():
+        return summarize(name, space, objective, limits, study.records(), study.attrs(), pivots, matrix)
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Suspend garbage collection: it would take more than half of the time of reading a large study's million objects,
+    all of which live."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _matrix(path: pathlib.Path) -> list[Mapping[str, Any]]:
+    if not path.exists():
+        return []
+    try:
+        rows = json.loads(read_plain(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise AutotuneError(f"{path} cannot be read ({error}): delete it, or run the verb matrix again") from error
+    try:
+        from_json(rows, list[MatrixRow])
+        checked: list[Mapping[str, Any]] = from_json(rows, list[dict[str, Choice | None]])
+    except ValueError as error:
+        raise AutotuneError(f"{path} is not a list of rows as the verb matrix writes them (row {error}): delete it, or "
+                            "run the verb matrix again") from error
+    return checked
+
+
+def summarize(study: str, space: Space, objective: str, limits: Mapping[str, float], records: Sequence[TrialRecord],
+              attrs: Mapping[str, Any], pivots: Sequence[Mapping[str, Any]] = (),
+              matrix: Sequence[Mapping[str, Any]] = ()) -> Story:
+    """Build the story. `attrs` are the study's own attributes, `matrix` the rows of matrix.json."""
     measured = tested(records)
     baseline = find(space.baseline, measured)
     best = measured[0] if measured and measured[0].feasible else None
@@ -136,17 +219,18 @@ def tell(study: str, space: Space, objective: str, limits: Mapping[str, float], 
     baseline_key = config_key(space.baseline)
     numbers = {r.number for r in records if r.crashed and config_key(r.config) == baseline_key}
     stop = dict(attrs.get("stop") or {})
-    return Story(
+    story = Story(
         study=study, space=space, objective=objective, conclusion=conclusion, baseline=baseline,
         baseline_crash=next((g for g in crashes if numbers & set(g.trials)), None) if baseline is None else None,
         best=best, winner=winner, finalists=tuple(t for t in measured if t.feasible)[:5],
-        gain=_gain(conclusion, confirmation, baseline, winner), same_load=_same_load(space, measured, winner),
+        gain=None, same_load=_same_load(space, measured, winner),
         limits=tuple(Limit(name, value, winner.ratios.get(name) if winner else None) for name, value in limits.items()),
         counts=_counts(records), spent=_spent(records), crashes=crashes, levers=levers(space, measured),
         pivots=tuple(pivots), untried=untried(space, records, pivots, stop.get("reason")), matrix=tuple(matrix),
         measured=tuple(measured), records=tuple(records), identity=dict(attrs.get("identity") or {}),
         provenance=dict(attrs.get("provenance") or {}), stop=stop, confirmation=confirmation,
         strategy=str(attrs.get("strategy") or ""), neighbours=dict(attrs.get("neighbours") or {}))
+    return dataclasses.replace(story, gain=_gain(story))
 
 
 def _conclusion(measured: Sequence[Tested], best: Tested | None, confirmation: Mapping[str, Any]) -> Conclusion:
@@ -169,58 +253,47 @@ def _winner(conclusion: Conclusion, confirmation: Mapping[str, Any], measured: S
     return named or best
 
 
-def _gain(conclusion: Conclusion, confirmation: Mapping[str, Any], baseline: Tested | None,
-          winner: Tested | None) -> Gain | None:
-    told = confirmation if confirmation.get("gain") is not None else _finalist(confirmation, winner)
-    if told is not None and conclusion is not Conclusion.NO_IMPROVEMENT:
-        low, high = (list(told.get("interval") or []) + [None, None])[:2]
-        return Gain(float(told["gain"]), low, high, conclusion is Conclusion.IMPROVED)
+def _gain(story: Story) -> Gain | None:
+    baseline, winner, conclusion = story.baseline, story.winner, story.conclusion
+    result = story.confirmation if story.confirmation.get("gain") is not None else story.confirmed_gain(winner)
+    if result.get("gain") is not None and conclusion is not Conclusion.NO_IMPROVEMENT:
+        low, high = (list(result.get("interval") or []) + [None, None])[:2]
+        return Gain(float(result["gain"]), low, high, conclusion is Conclusion.IMPROVED)
     if baseline is None or winner is None or baseline.value <= 0 or winner.config == baseline.config:
         return None
     factor = winner.value / baseline.value
     if winner.relative_error is None or baseline.relative_error is None:
         return Gain(factor - 1, None, None, False)
     half = math.hypot(winner.relative_error, baseline.relative_error)
-    return Gain(factor - 1, factor * grown(-half) - 1, factor * grown(half) - 1, False)
-
-
-def _finalist(confirmation: Mapping[str, Any], entry: Tested | None) -> Mapping[str, Any] | None:
-    """What the confirmation says about one configuration."""
-    finalists = confirmation.get("finalists") or {}
-    found = [finalists[str(n)] for n in entry.trials if str(n) in finalists] if entry is not None else []
-    return next((f for f in found if f.get("gain") is not None), None)
+    return Gain(factor - 1, factor * bounded_exp(-half) - 1, factor * bounded_exp(half) - 1, False)
 
 
 def _same_load(space: Space, measured: Sequence[Tested], winner: Tested | None) -> float | None:
     if winner is None:
         return None
-    server, load = space.split(space.baseline)[0], space.split(winner.config)[1]
-    twin = find({**server, **load}, measured)
-    if twin is None or twin is winner or twin.value <= 0 or load == space.split(space.baseline)[1]:
+    (server, base_load), load = space.split(space.baseline), space.split(winner.config)[1]
+    same = find({**server, **load}, measured)
+    if same is None or same is winner or same.value <= 0 or load == base_load:
         return None
-    return winner.value / twin.value - 1
+    return winner.value / same.value - 1
 
 
 def _counts(records: Sequence[TrialRecord]) -> Counts:
-    complete = [r for r in records if not r.crashed and r.state in ("COMPLETE", "PRUNED")]
+    complete = [r for r in records if not r.crashed and ended(r)]
     fair = [r for r in complete if valid(r)]
-    own = [r for r in records if not copied(r) and r.state in ("COMPLETE", "PRUNED")]
-    crashed = [r for r in own if r.crashed]
-    served = launch_keys(r for r in own if not r.crashed)
+    own = [r for r in records if not copied(r) and ended(r)]
+    launches = {launch_key(r) for r in own}
+    served = {launch_key(r) for r in own if not r.crashed}
     return Counts(
         trials=len(records), feasible=sum(r.feasible for r in fair), infeasible=sum(not r.feasible for r in fair),
         invalid=len(complete) - len(fair), crashed=sum(r.crashed for r in records),
         failed=sum(r.state == "FAIL" for r in records), running=sum(r.state == "RUNNING" for r in records),
-        copied=sum(copied(r) for r in records), launches=len(launch_keys(own)),
-        crashed_launches=len(launch_keys(crashed) - served))
+        copied=sum(copied(r) for r in records), launches=len(launches), crashed_launches=len(launches - served))
 
 
 def _spent(records: Sequence[TrialRecord]) -> Spent:
-    def total(name: str, some: Sequence[TrialRecord]) -> float:
-        return sum(float(r.attrs.get(name) or 0) for r in some)
-
     starts = [r.started for r in records if isinstance(r.started, datetime.datetime)]
     ends = [r.ended for r in records if isinstance(r.ended, datetime.datetime)]
     wall = (max(ends) - min(starts)).total_seconds() if starts and ends else None
-    return Spent(wall, total("cost_s", records), total("launch_s", records),
-                 total("cost_s", [r for r in records if r.crashed]))
+    return Spent(wall, sum(r.cost_s or 0.0 for r in records), sum(r.launch_s or 0.0 for r in records),
+                 sum(r.cost_s or 0.0 for r in records if r.crashed))

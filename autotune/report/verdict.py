@@ -1,27 +1,28 @@
-"""The verdict in words: one headline, one sentence of support. Shared by every output."""
+"""The verdict in words, shared by every output: one headline, one sentence of support, figures with limits."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+from autotune.report.measured import FIGURES, Tested, config_text, figure_title, limited
 from autotune.report.story import Conclusion, Limit, Story
-from autotune.report.tested import Tested
-from autotune.report.wording import (
-    FIGURES,
-    PHRASES,
-    config_text,
-    count,
-    duration,
-    figure_title,
-    interval_text,
-    limited,
-    number,
-    one_line,
-    percent,
-    with_unit,
-)
+from autotune.utils.text import count, duration, number, one_line, percent, with_unit
+
+PHRASES = {"tokens_per_joule": "output tokens per joule", "tokens_per_s": "output tokens per second",
+           "goodput_per_joule": "good output tokens per joule", "cost": "output tokens per unit of money"}
+
+
+class Tile(NamedTuple):
+    """A key figure: `was` is the baseline's, `change` the difference, `remark` a qualification."""
+
+    title: str
+    value: str
+    was: str = ""
+    change: str = ""
+    tone: str = ""
+    remark: str = ""
 
 
 def headline(story: Story) -> str:
@@ -35,7 +36,7 @@ def headline(story: Story) -> str:
         return "No improvement: keep the baseline."
     if story.conclusion is Conclusion.UNDECIDED:
         return f"Undecided: the confirmation of trial {winner.trial} ended without a decision."
-    if is_baseline(story, winner):
+    if story.is_baseline(winner):
         return "The baseline is the best configuration measured."
     if gain is None:
         return f"Trial {winner.trial} gives {with_unit(winner.value, unit)}; no baseline figure to compare with."
@@ -49,33 +50,31 @@ def headline(story: Story) -> str:
 
 
 def support(story: Story) -> str:
-    """What the headline rests on, in a sentence or two."""
+    """The evidence behind the headline in a sentence or two."""
     gain, confirmation = story.gain, story.confirmation
+    interval = interval_text(gain.low, gain.high) if gain is not None else ""
     words: list[str] = []
     if story.conclusion is Conclusion.NOTHING_MEASURED:
         crashed = count(story.counts.crashed, "trial")
         words.append(f"{crashed} of {story.counts.trials:,} crashed." if story.counts.trials else "No trial was run.")
-        doubts = collections.Counter(r for record in story.records for r in record.attrs.get("invalid_reasons") or ())
+        doubts = collections.Counter(r for record in story.records for r in record.invalid_reasons)
         if doubts:
-            told = ", ".join(f"{one_line(reason)} {n}" for reason, n in doubts.most_common(3))
-            some = count(story.counts.invalid, "measurement")
-            words.append(f"{some} may not be compared ({told}; docs/measurement.md).")
+            reasons = ", ".join(f"{one_line(reason)} {n}" for reason, n in doubts.most_common(3))
+            invalid = count(story.counts.invalid, "measurement")
+            words.append(f"{invalid} may not be compared ({reasons}; docs/measurement.md).")
     elif story.conclusion is Conclusion.NOTHING_FEASIBLE:
         nearest = min(story.measured, key=lambda t: max(t.ratios.values(), default=float("inf")))
         broken = ", ".join(f"{name} {percent(nearest.ratios[name] - 1, signed=True)}" for name in nearest.violated)
         words.append(f"The nearest is trial {nearest.trial}" + (f", over its limits by {broken}." if broken else "."))
     elif story.confirmation:
-        how = one_line(confirmation.get("method") or "re-measured in interleaved blocks")
-        many = confirmation.get("blocks")
-        words.append(how[:1].upper() + how[1:] + (f"; {count(many, 'block')}." if isinstance(many, int) else "."))
+        blocks = confirmation.get("blocks")
+        words.append(_capital(confirmation.get("method") or "re-measured in interleaved blocks")
+                     + (f"; {count(blocks, 'block')}." if isinstance(blocks, int) else "."))
         if confirmation.get("reason") and story.conclusion is not Conclusion.IMPROVED:
-            reason = one_line(confirmation["reason"])
-            words.append(reason[:1].upper() + reason[1:] + ".")
+            words.append(f"{_capital(confirmation['reason'])}.")
         if gain is not None and story.conclusion is not Conclusion.NO_IMPROVEMENT:
-            interval = interval_text(gain.low, gain.high)
             words.append(f"Gain {percent(gain.share, signed=True)}" + (f", {interval}." if interval else "."))
     elif gain is not None:
-        interval = interval_text(gain.low, gain.high)
         words.append("From single measurements, so the best of many is flattered"
                      + (f"; {interval} within the windows alone." if interval else "."))
     if story.same_load is not None and story.winner is not None:
@@ -88,13 +87,13 @@ def support(story: Story) -> str:
     return " ".join(words)
 
 
-def is_baseline(story: Story, entry: Tested) -> bool:
-    return story.baseline is not None and entry.config == story.baseline.config
+def _capital(words: object) -> str:
+    return one_line(words)[:1].upper() + one_line(words)[1:]
 
 
 def label(story: Story, entry: Tested) -> str:
-    """Whom a column of figures belongs to."""
-    if is_baseline(story, entry):
+    """Title of an entry's column of figures."""
+    if story.is_baseline(entry):
         return "Baseline"
     return "Winner" if story.conclusion is Conclusion.IMPROVED else "Best"
 
@@ -111,10 +110,44 @@ def figure_rows(story: Story) -> list[tuple[str, str, str, str, str]]:
         if a is None and b is None and name not in limits:
             continue
         change = percent(b / a - 1, signed=True) if a and b is not None and winner is not base else ""
-        limit = limits.get(name)
-        bound = "" if limit is None else limit_words(limit)
+        bound = limit_words(limits[name]) if name in limits else ""
         rows.append((title, with_unit(a, unit), with_unit(b, unit), change, bound))
     return rows
+
+
+def tiles(story: Story, winner: Tested) -> list[Tile]:
+    """Key figures of the winner beside the baseline's."""
+    base, gain = story.baseline, story.gain
+    objective = Tile("Objective", with_unit(winner.value, story.unit))
+    if base is not None and base is not winner and gain is not None:
+        objective = objective._replace(
+            was=with_unit(base.value, story.unit), change=percent(gain.share, signed=True),
+            tone="good" if gain.confirmed and gain.share > 0 else "",
+            remark=interval_text(gain.low, gain.high) + ("" if gain.confirmed else "; not confirmed"))
+    found = [objective]
+
+    def add(title: str, name: str, unit: str, remark: str = "") -> None:
+        now, before = winner.figures[name], base.figures.get(name) if base is not None and base is not winner else None
+        found.append(Tile(title, with_unit(now, unit), with_unit(before, unit) if before is not None else "",
+                          percent(now / before - 1, signed=True) if before else "", "", remark))
+
+    for title, name, unit in (("Throughput", "tokens_per_s", "tok/s"), ("Energy efficiency", "tokens_per_j", "tok/J")):
+        if name in winner.figures and unit != story.unit:
+            add(title, name, unit)
+    if "watts" in winner.figures:
+        remark = energy_words(winner) if not winner.energy_assumed else "assumed, not measured"
+        for limit in story.limits:
+            if limit.name == "max_watts":
+                remark += f"; limit {with_unit(limit.limit, 'W')}{headroom(limit.ratio)}"
+        add("Power", "watts", "W", remark)
+    bounds = [(x.ratio, x.name) for x in story.limits  # a limit of 0 has no headroom
+              if x.ratio is not None and (x.limit or x.ratio > 1)]
+    if bounds:
+        ratio, name = max(bounds, key=lambda x: x[0])
+        found.append(Tile("Tightest limit", percent(1 - ratio) + " headroom", remark=name))
+    elif not story.limits:
+        found.append(Tile("Limits", "none set", remark="latency was not bounded"))
+    return found
 
 
 def limit_words(limit: Limit) -> str:
@@ -124,20 +157,20 @@ def limit_words(limit: Limit) -> str:
 
 
 def headroom(ratio: float | None) -> str:
-    """How far a measurement stays under its limit, for use after the limit."""
+    """Distance to a limit in brackets, for use after the limit; "" when unknown."""
     if ratio is None:
         return ""
     return f" ({percent(1 - ratio)} headroom)" if ratio <= 1 else f" (over by {percent(ratio - 1)})"
 
 
 def energy_words(entry: Tested | None) -> str:
-    """Where the energy figure comes from, and whether it was assumed."""
+    """Source of the energy figure, marked when the figure was assumed."""
     source = entry.energy_source if entry else None
     if source is None or source == "none":
         return "not measured"
-    scope = entry.record.attrs.get("energy_scope") if entry else None
-    told = source + (f" ({one_line(scope)})" if scope else "")
-    return f"{told}, ASSUMED from a configured constant, not measured" if entry and entry.energy_assumed else told
+    scope = entry.record.measurement.energy.scope if entry and entry.record.measurement is not None else None
+    meter = source + (f" ({one_line(scope)})" if scope else "")
+    return f"{meter}, ASSUMED from a configured constant, not measured" if entry and entry.energy_assumed else meter
 
 
 def spent_words(story: Story) -> str:
@@ -160,46 +193,27 @@ def counts_words(story: Story) -> str:
     return ", ".join(f"{n:,} {what}" for n, what in parts if n) or "none"
 
 
-def neighbour_words(story: Story) -> str:
-    """What was measured side by side, and what that did to the baseline; "" where everything ran alone."""
-    from autotune.tuning.interference import sentence
-
-    beside = sum(bool(r.attrs.get("neighbours")) for r in story.records if not r.attrs.get("confirm"))
-    if not beside:
-        return ""
-    told = sentence(dict(story.neighbours)) if story.neighbours else \
-        "what that does to the baseline was not measured (parallel.check)"
-    return f"{count(beside, 'trial', 'trials')} had others beside them, for screening only: {told}."
-
-
 def stop_words(story: Story) -> str:
     reason = story.stop.get("reason")
     return one_line(reason) if reason else "still running, or interrupted"
 
 
+def launches_saved(story: Story) -> int:
+    """Launches that the pivots avoided, by their own estimates."""
+    return sum(int(p.get("launches_saved") or 0) for p in story.pivots if p.get("action") == "close")
+
+
 def pivot_words(pivot: Mapping[str, Any]) -> str:
     """The evidence behind a pivot in one line."""
-    parts = []
-    if pivot.get("belief") is not None:
-        parts.append(f"{percent(pivot['belief'])} sure that it always crashes")
-    if pivot.get("chance") is not None:
-        parts.append(f"{percent(pivot['chance'])} chance for its best launch")
-    if pivot.get("upper_gain") is not None:
-        parts.append(f"at most {percent(pivot['upper_gain'], signed=True)} to gain")
-    if pivot.get("cost_s") is not None:
-        parts.append(f"{duration(pivot['cost_s'])} a launch")
-    if pivot.get("launches_saved"):
-        parts.append(f"{count(int(pivot['launches_saved']), 'launch', 'launches')} saved")
-    trials = pivot.get("trials")
-    if trials:
-        parts.append(f"trials {', '.join(str(t) for t in trials)}")
-    return "; ".join(parts)
-
-
-def change_words(factor: float, low: float | None, high: float | None) -> str:
-    """A lever's factor as a change in per cent with its interval."""
-    interval = range_words(low, high)
-    return percent(factor - 1, signed=True) + (f" ({interval})" if interval else "")
+    known = {name: value for name, value in pivot.items() if value is not None}
+    words: dict[str, Callable[[Any], str]] = {
+        "belief": lambda v: f"{percent(v)} sure that it always crashes",
+        "chance": lambda v: f"{percent(v)} chance for its best launch",
+        "upper_gain": lambda v: f"at most {percent(v, signed=True)} to gain",
+        "cost_s": lambda v: f"{duration(v)} a launch",
+        "launches_saved": lambda v: f"{count(v, 'launch', 'launches')} saved" if v else "",
+        "trials": lambda v: f"trials {', '.join(map(str, v))}" if v else ""}
+    return "; ".join(shown for name, of in words.items() if name in known and (shown := of(known[name])))
 
 
 def range_words(low: float | None, high: float | None) -> str:
@@ -209,10 +223,20 @@ def range_words(low: float | None, high: float | None) -> str:
     return f"{percent(low - 1, signed=True)} to {percent(high - 1, signed=True)}"
 
 
-def cell(value: Any) -> str:
-    """One cell of the matrix table."""
-    if isinstance(value, bool) or value is None:
-        return "" if value is None else str(value).lower()
-    if isinstance(value, int):
-        return f"{value:,}"
-    return number(value) if isinstance(value, float) else one_line(value)
+def interval_text(low: float | None, high: float | None) -> str:
+    """A 95 % interval of shares; empty when unknown."""
+    if low is None or high is None:
+        return ""
+    return f"95 % interval {range_words(1 + low, 1 + high)}"
+
+
+def neighbour_words(story: Story) -> str:
+    """Trials measured side by side and the effect on the baseline; "" where everything ran alone."""
+    from autotune.tuning.interference import sentence
+
+    beside = sum(bool(r.launch.neighbours) for r in story.records if not r.confirm)
+    if not beside:
+        return ""
+    effect = sentence(dict(story.neighbours)) if story.neighbours else \
+        "what that does to the baseline was not measured (parallel.check)"
+    return f"{count(beside, 'trial', 'trials')} had others beside them, for screening only: {effect}."

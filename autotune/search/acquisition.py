@@ -1,54 +1,52 @@
-"""What each launch still open promises: chance, gain, cost, and their ratio.
+"""Expected gain and cost of each possible launch, and the choice of load parts on a live server.
 
-Gains are natural logs of the objective's ratio to the best so far: for small ones the share by which it improves.
+Gains are natural logs of objective / best objective; a small gain is about the relative improvement.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.search.crash_model import CrashModel
-from autotune.search.grid import Codes, Grid
-from autotune.search.observations import Key, Memory
-from autotune.search.value_model import Posterior, expected_improvement, normal_cdf
+from autotune.search.grid import Codes, Floats, Grid
+from autotune.search.observations import MOST_REPEATS, NOISE, Key, Observations
+from autotune.search.value_model import Data, Posterior, Prior, expected_improvement, normal_cdf
 
-Floats = NDArray[np.float64]
-Belief = tuple[float, Posterior]
-"""A value model and its weight."""
+Belief = tuple[float, Posterior]  # (weight, value model)
 
-BLIND_GAIN = 0.1  # expected gain of a launch while nothing was measured
-SURVIVED = 0.05  # chance to survive a load part up to which nothing is hoped of it
+BLIND_GAIN = 0.1  # expected gain of a launch before the first measurement
+SURVIVED = 0.05  # load parts with a lower survival probability promise no gain
 UPPER = 1.64  # sds above the mean that are still plausible (the 95 % quantile)
-CRASH_WEIGHT = 0.5  # a crash costs at least this share of a whole launch: it may be over sooner, but it teaches less
-UNTRIED = 0.99  # chance to meet no new cause below which a past study is asked
+CRASH_WEIGHT = 0.5  # least cost of a crash as a share of a launch: it is shorter but less informative
+UNTRIED = 0.99  # past studies count where the probability of no new crash cause is below this
 DEFAULT_LAUNCH_S = 300.0
 DEFAULT_MEASURE_S = 30.0
-USUAL_LOADS = 2  # load parts measured on a launch, for its cost
+USUAL_LOADS = 2  # load parts per launch, for its expected cost
 
 
 class PastChance(Protocol):
-    """Chances foretold by past studies."""
+    """Launch probabilities predicted by past studies."""
 
     def chance(self, rows: Codes) -> Floats:
-        """(n,) that each server part comes up."""
+        """(n,) probability that each server part comes up."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Expected seconds of a launch that comes up, of one that crashes, of a measurement."""
+    """Expected seconds of a successful launch, a crash, and a measurement."""
 
     launch_s: float
     crash_s: float
     measure_s: float
 
     @classmethod
-    def of(cls, memory: Memory) -> Costs:
+    def of(cls, memory: Observations) -> Costs:
         launch_s = float(np.mean(memory.launch_s)) if memory.launch_s else DEFAULT_LAUNCH_S
         crash_s = (sum(memory.crash_s) + 0.5 * launch_s) / (len(memory.crash_s) + 1)
         measure_s = float(np.mean(memory.measure_s)) if memory.measure_s else DEFAULT_MEASURE_S
@@ -56,30 +54,30 @@ class Costs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outlook:
-    """Over n server parts and L load parts; what was measured or has crashed promises nothing."""
+class Forecast:
+    """Forecast for n server parts and L load parts; measured and crashed ones have no gain."""
 
     rows: Codes  # (n, P)
-    chance: Floats  # (n,) that the launch comes up
-    serving: Floats  # (n,) that it then survives, under the kindest load part that may gain anything
-    gains: Floats  # (n, L) expected gain of measuring there on the live server
-    gain: Floats  # (n,) of the best load part
-    upper: Floats  # (n,) plausible gain, at the 95 % quantile; none where hardly a load part would be survived
-    upper_served: Floats  # (n,) the same if every load part were survived
+    chance: Floats  # (n,) probability that the launch comes up
+    serving: Floats  # (n,) probability that it then survives its safest load part with a gain
+    gains: Floats  # (n, L) expected gain of a measurement on the live server
+    gain: Floats  # (n,) gain of the best load part
+    upper: Floats  # (n,) plausible gain (95 % quantile); 0 where the server survives hardly any load part
+    upper_served: Floats  # (n,) plausible gain if the server survived every load part
     cost_s: Floats  # (n,)
 
     @property
     def expected(self) -> Floats:
-        """(n,) expected gain of a launch, crashes counted."""
+        """(n,) expected gain of a launch, with the crash risk included."""
         return self.gain * self.chance
 
 
-def look(grid: Grid, memory: Memory, beliefs: Sequence[Belief], crashes: CrashModel, rows: Codes,
-         best: float | None, busy: AbstractSet[Key], past: tuple[PastChance, float] | None = None) -> Outlook:
-    """`best` is the log objective of the best so far, None while nothing feasible was measured.
+def forecast_launches(grid: Grid, memory: Observations, beliefs: Sequence[Belief], crashes: CrashModel, rows: Codes,
+         best: float | None, busy: AbstractSet[Key], past: tuple[PastChance, float] | None = None) -> Forecast:
+    """Forecast all launches of `rows` (n, P).
 
-    beliefs: value models and their weights, none before the first measurement; past: the chances that past studies
-    foretell, and how far they are trusted.
+    `best`: log objective of the best configuration, None if nothing feasible was measured. `beliefs`: weighted value
+    models, empty before the first measurement. `past`: predictions of past studies and their trust in 0..1.
     """
     allowed = grid.allowed(rows)
     serving = crashes.chance_serving(rows) * allowed
@@ -113,5 +111,158 @@ def look(grid: Grid, memory: Memory, beliefs: Sequence[Belief], crashes: CrashMo
     crash_s = CRASH_WEIGHT * costs.launch_s + (1 - CRASH_WEIGHT) * costs.crash_s
     cost_s = chance * (costs.launch_s + USUAL_LOADS * costs.measure_s) + (1 - chance) * crash_s
     survived, hopeful = upper * (serving > SURVIVED), serving * (upper > 0)
-    return Outlook(rows, chance, hopeful.max(axis=1), gains, gains.max(axis=1), survived.max(axis=1), upper.max(axis=1),
-                   cost_s)
+    return Forecast(rows, chance, hopeful.max(axis=1), gains, gains.max(axis=1), survived.max(axis=1),
+                    upper.max(axis=1), cost_s)
+
+
+LEAST = 1e-4  # smallest gain that justifies a measurement
+CHEAP = 0.25  # most expensive exploratory measurement, as a share of a launch's time
+SAFE = 0.9  # least survival probability of an exploratory measurement
+
+
+def next_load(gains: Floats, repeats: Floats, measure_s: float, bar: float, fresh: bool, fallback: int) -> int | None:
+    """Index of the next load part; None stops the server.
+
+    gains: (L,) expected gain of each unmeasured load part; repeats: (L,) worth of another measurement; bar: gain per
+    second of the best other launch. A fresh server is measured at least once, under `fallback` without any gain.
+    No monotonicity over the load is assumed.
+    """
+    worth = np.maximum(gains, repeats)
+    index = int(np.argmax(worth))
+    if fresh:
+        return int(np.argmax(gains)) if gains.max() > LEAST else fallback
+    if worth[index] < LEAST or worth[index] / measure_s < bar:
+        return None
+    return index
+
+
+def repeats(memory: Observations, posterior: Posterior, key: Key) -> Floats:
+    """(L,) worth of measuring each load part of a live server again, for the choice of the winner."""
+    out = np.zeros(len(memory.grid.load_rows))
+    feasible = memory.leading()
+    if len(feasible) < 2 or not any(k == key for k, _ in feasible):
+        return out
+    rows = np.array([k for k, _ in feasible], dtype=np.int16)
+    loads = np.array([load for _, load in feasible], dtype=np.intp)
+    seen = posterior.predict(rows)
+    mean, sd = seen.mean[np.arange(len(rows)), loads], seen.sd[np.arange(len(rows)), loads]
+    for i, (k, load) in enumerate(feasible):
+        again = memory.servers[k].values[load]
+        if k == key and len(again) < MOST_REPEATS:
+            noise = again[-1].relative_noise or NOISE
+            out[load] = worth_of_repeat(mean[i], sd[i], noise, np.delete(mean, i).max())
+    return out
+
+
+def worth_of_repeat(mean: float, sd: float, noise: float, rival: float) -> float:
+    """Expected gain of one more measurement (sd `noise`) of a value believed to be mean +- sd, against a rival's mean.
+
+    Knowledge gradient for one normal among known ones (Frazier, Powell and Dayanik 2009).
+    """
+    shift = sd * sd / math.hypot(sd, noise)
+    return float(expected_improvement(np.array(-abs(mean - rival)), np.array(max(shift, 1e-9)), 0.0))
+
+
+def unfamiliar(memory: Observations, crashes: CrashModel, posterior: Posterior, key: Key) -> int | None:
+    """The most promising load part beyond the expected limits, for a server with a choice seen under one load only.
+
+    The new choice may keep a limit that other choices break. One such measurement is made per unordered choice if it is
+    cheap beside a launch; None otherwise.
+    """
+    costs, here, grid = Costs.of(memory), memory.servers[key], memory.grid
+    if costs.measure_s > CHEAP * costs.launch_s or not here.values:
+        return None
+    under: dict[tuple[int, int], set[int]] = {}
+    for server in memory.servers.values():
+        for column, code in enumerate(server.row.tolist()):
+            under.setdefault((column, code), set()).update(server.values)
+    if all(len(under[i, key[i]]) > 1 for i, param in enumerate(grid.server_params) if not param.numeric):
+        return None
+    row = here.row[None]
+    seen = posterior.predict(row)
+    open_ = grid.allowed(row)[0] & (crashes.chance_serving(row)[0] >= SAFE) & (seen.ratios[:, 0] > 0).any(axis=0)
+    open_[[*here.values, *here.load_crashes]] = False
+    return int(np.argmax(np.where(open_, seen.mean[0], -np.inf))) if open_.any() else None
+
+
+def assuming_baseline_starts(crashes: CrashModel, baseline: Key, busy: Collection[Key]) -> CrashModel:
+    """The crash model under the assumption that a pending baseline comes up."""
+    if baseline not in busy:
+        return crashes
+    passed = np.concatenate([crashes.passed, np.array([baseline], dtype=np.int16)])
+    return CrashModel(crashes.grid, passed, crashes.served, crashes.failures)
+
+
+def without_choices_under_test(crashes: CrashModel, rows: Codes, worth: Floats, busy: Sequence[Key],
+                               least: float) -> Floats:
+    """(n,) worth with 0 for choices that pending launches try first; unchanged if nothing else is worth `least`.
+
+    A choice that exists only together with another new choice does not count.
+    """
+    tested = np.zeros(len(rows), dtype=bool)
+    for column, (param, seen) in enumerate(zip(crashes.grid.server_params, crashes.seen, strict=True)):
+        if param.when and not seen[:-1].any():
+            continue
+        first = [key[column] for key in busy if key[column] < len(param.choices) and not seen[key[column]]]
+        tested |= np.isin(rows[:, column], first)
+    return np.where(tested, 0.0, worth) if (worth[~tested] >= least).any() else worth
+
+
+def with_pending(data: Data, belief: Posterior, rows: Codes, loads: Sequence[int]) -> Data:
+    """Measurements plus the pending ones at their expected values: means stay, uncertainty shrinks."""
+    seen = belief.predict(rows)
+    at = np.arange(len(rows)), np.array(loads, dtype=np.intp)
+    y = np.stack([seen.mean[at], *(ratio[at] for ratio in seen.ratios)], axis=1)
+    return Data(np.concatenate([data.rows, rows]), np.concatenate([data.loads, at[1]]),
+                np.concatenate([data.y, y.reshape(len(rows), data.y.shape[1])]),
+                np.concatenate([data.noise, np.full(len(rows), NOISE)]))
+
+
+def expected_from_prior(prior: Prior, rows: Codes, loads: Sequence[int]) -> Data:
+    """Pending measurements at their prior means, before the first real measurement."""
+    at = np.array(loads, dtype=np.intp)
+    y = prior.mean(rows)[np.arange(len(rows)), at]
+    return Data(rows, at, y[:, None], np.full(len(rows), NOISE))
+
+
+def expected_best(best: float, belief: Posterior, rows: Codes, chance: Floats) -> float:
+    """Expected log objective of the best configuration after the pending launches.
+
+    rows: (n, P) pending server parts; chance: (n, L) probability of a measurement under each load part.
+    """
+    seen = belief.predict(rows)
+    kept = np.all([ratio <= 0 for ratio in seen.ratios], axis=0)
+    return best + float((chance * kept * np.maximum(seen.mean - best, 0.0)).max(initial=0.0))
+
+
+def chance_to_stay_best(best: float, belief: Posterior, rows: Codes, chance: Floats) -> float:
+    """Probability that no pending launch beats the best; arguments as in `expected_best`."""
+    seen = belief.predict(rows)
+    better = chance * normal_cdf((seen.mean - best) / seen.sd)
+    for ratio in seen.ratios:
+        better = better * normal_cdf(-ratio / seen.sd)
+    return float(np.prod(1 - better.max(axis=1)))
+
+
+def best_configuration(memory: Observations, posterior: Posterior) -> tuple[Key, int, float] | None:
+    """(server, load, log objective) of the best feasible configuration, None without any.
+
+    Its score is mean minus sd, plus the log probability that it keeps the limits.
+
+    A mean alone would prefer a lucky measurement to a repeated one.
+    """
+    feasible = memory.leading()
+    if not feasible:
+        return None
+    keys = list(dict.fromkeys(key for key, _ in feasible))
+    seen = posterior.predict(np.array(keys, dtype=np.int16))
+    found: tuple[float, float, Key, int] | None = None
+    for key, load in feasible:
+        ratios, noise = memory.ratios(key, load)
+        kept = float(np.prod(normal_cdf(-ratios / noise)))
+        at = keys.index(key), load
+        value = float(seen.mean[at])
+        score = value - float(seen.sd[at]) + math.log(max(kept, 1e-9))
+        if found is None or score > found[0]:
+            found = score, value, key, load
+    return None if found is None else (found[2], found[3], found[1])

@@ -1,8 +1,8 @@
-"""What may have caused the crashes of one group: single choices, or two or three together, each with a weight.
+"""Hypotheses about the cause of a group of crashes: single choices, pairs or triples, each with a probability.
 
-Each hypothesis that covers all crashes of the group is weighed by how common causes of its size are, by what the crash
-says of itself (`hints`), and by the launches that passed although it was present: a cause that fails always is refuted
-by one pass, a flaky one only weakened. Several choices of one parameter may stand for each other.
+A hypothesis must cover all crashes of its group. Its weight depends on how common causes of its size are, on the words
+of the crash, and on launches that passed with the same choices: one pass refutes a cause that always fails and weakens
+a flaky one. Several choices of one parameter may form one hypothesis.
 """
 
 from __future__ import annotations
@@ -10,41 +10,39 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.records import Blame, Crash, Value
-from autotune.search import crash_features
-from autotune.search.grid import Codes, Grid
+from autotune.records import Blame, Crash, Stage, Value
+from autotune.search.grid import Codes, Floats, Grid
+from autotune.space.space import Param
 
-Floats = NDArray[np.float64]
-
+# Relative prior probability that a given single choice, pair or triple is the cause of a crash; for crashes blamed on
+# the environment, the cause is nearly always one feature that the host lacks.
 COMMON = (0.15, 0.02, 0.003)
-"""How likely a given single choice, pair or triple is to be the cause of a crash, relative to each other."""
 ENVIRONMENT = (0.5, 0.01, 0.001)
-"""The same for crashes blamed on the environment: nearly always one feature that this host lacks."""
-SELF_ONLY = 0.004  # that a crash has to do with no smaller part of its configuration
-SEVERAL = 0.3  # discount for a hypothesis that several choices of a parameter fail alike
-ALWAYS = ((1.0, 0.85), (0.5, 0.1), (0.15, 0.05))
-"""(how often a faulty configuration crashes, share of faults that are like this)."""
+SELF_ONLY = 0.004  # probability that only the whole configuration explains a crash
+SEVERAL = 0.3  # factor for each further choice of a parameter in one hypothesis
+ALWAYS = ((1.0, 0.85), (0.5, 0.1), (0.15, 0.05))  # (crash rate of a faulty configuration, share of such faults)
 KEPT = 150  # hypotheses kept for a group
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """One crash in codes: (D,) server and load codes, load codes -1 where no load part was involved."""
+    """One crash as (D,) server and load codes; load codes are -1 without a load part."""
 
     row: Codes
     crash: Crash
     trial: int | None
-    loaded: bool  # a load part was on it: not at its start, nor at its readiness request
+    loaded: bool  # crashed under a load part, not at its start or readiness request
 
 
 @dataclasses.dataclass(frozen=True)
 class Culprit:
-    """A set of choices that may explain the crashes of one signature."""
+    """A set of choices that may explain the crashes of one signature, with its probability."""
 
     when: Mapping[str, tuple[Value, ...]]
     probability: float
@@ -53,7 +51,7 @@ class Culprit:
 
 
 class Group:
-    """The crashes of one cause, and the weighed hypotheses about it."""
+    """Crashes with one cause, and the weighted hypotheses about it."""
 
     def __init__(self, grid: Grid, failures: Sequence[Failure], passed: Codes) -> None:
         self.grid = grid
@@ -78,8 +76,8 @@ class Group:
         every = np.concatenate([np.concatenate(weights), [SELF_ONLY if crashes == 1 else 0.0]])
         count = np.concatenate([*counts, [0]])
         joint = every * likelihood[count]
+        # probability of these crashes and passes over all hypotheses, not normalised over groupings
         self.evidence = float(joint.sum())
-        """Probability of these crashes and passes, all hypotheses together (not normalised over groupings)."""
         order_ = np.argsort(-joint)[:KEPT]
         order_ = order_[joint[order_] > 1e-4 * joint[order_[0]]]
         self.weights: Floats = joint[order_] / max(self.evidence, 1e-300)
@@ -92,25 +90,25 @@ class Group:
             self.hypotheses.append(tuple(sets[order][i - start].tolist()) if order < 3 else ())
 
     def chance_to_hit(self, rows: Codes) -> Floats:
-        """(n,) probability that the cause is present in each row and strikes."""
+        """(n,) probability that the cause is present in each row and makes it crash."""
         out: Floats = (self.weights * self.rate) @ self._presence(rows)
         return np.minimum(out, 1.0)
 
     def part(self, column: int, code: int) -> float:
-        """Probability that a choice takes part in the cause, alone or with others."""
+        """Probability that a choice is part of the cause."""
         if not (self.own[:, column] == code).any():
             return 0.0
         return float(sum(w for atoms, w in zip(self.hypotheses, self.weights, strict=True)
                          if any(self.atom_column[a] == column for a in atoms)))
 
     def alone(self, column: int, code: int) -> float:
-        """Probability that a choice is the cause all by itself."""
+        """Probability that a choice alone is the cause."""
         return float(sum(w for atoms, w in zip(self.hypotheses, self.weights, strict=True)
                          if len(atoms) == 1 and self.atom_column[atoms[0]] == column
                          and self.atom_mask[atoms[0], code]))
 
     def culprits(self) -> list[Culprit]:
-        """Hypotheses with their probabilities, the likeliest first. An empty `when`: no part of it alone."""
+        """Hypotheses, likeliest first. An empty `when` stands for the whole configuration."""
         trials = tuple(f.trial for f in self.failures if f.trial is not None)
         return [Culprit(self.when(atoms), float(weight), self.failures[0].crash.signature, trials)
                 for atoms, weight in zip(self.hypotheses, self.weights, strict=True)]
@@ -123,7 +121,7 @@ class Group:
         return out
 
     def _presence(self, rows: Codes) -> Floats:
-        """(hypotheses, n): 1 where the hypothesis holds in the row."""
+        """(hypotheses, n) 1 where the hypothesis holds in the row."""
         hits = self._hits(rows[:, :self.columns])
         out = np.ones((len(self.hypotheses), len(rows)))
         for order in (1, 2, 3):
@@ -137,12 +135,12 @@ class Group:
         return out
 
     def _hits(self, rows: Codes) -> NDArray[np.bool_]:
-        """(atoms, n): whether each row has one of the atom's choices."""
+        """(atoms, n) True where a row has one of the atom's choices."""
         hits: NDArray[np.bool_] = self.atom_mask[np.arange(len(self.atom_mask))[:, None], rows[:, self.atom_column].T]
         return hits
 
     def _atoms(self, rows: Codes) -> tuple[NDArray[np.intp], NDArray[np.bool_], Floats]:
-        """Conditions on one parameter that hold in every crash: its choice, or a wider set of them."""
+        """Conditions on one parameter that hold in every crash: its choice, or a set of choices."""
         widest = max(len(p.choices) for p in self.grid.params) + 1
         columns, masks, weights = [], [], []
         for column in range(self.columns):
@@ -160,14 +158,14 @@ class Group:
                     columns.append(column)
                     masks.append([i in option for i in range(widest)])
                     chosen = tuple(c for i, c in enumerate(param.choices) if i in option)
-                    weights.append(weight * crash_features.weight(param, chosen, self.failures[0].crash))
+                    weights.append(weight * word_weight(param, chosen, self.failures[0].crash))
         if not columns:
             return np.zeros(0, dtype=np.intp), np.zeros((0, widest), dtype=bool), np.zeros(0)
         return np.array(columns), np.array(masks), np.array(weights)
 
 
 def _strikes(crashes: int, most: int) -> Floats:
-    """(most + 1,) probability that a faulty configuration crashed `crashes` times and passed 0, 1, ... `most` times."""
+    """(most + 1,) probability of `crashes` crashes and 0, 1, ... `most` passes of a faulty configuration."""
     passes = np.arange(most + 1)
     out: Floats = np.sum([share * rate ** crashes * (1 - rate) ** passes for rate, share in ALWAYS], axis=0)
     return out
@@ -175,7 +173,7 @@ def _strikes(crashes: int, most: int) -> Floats:
 
 @functools.lru_cache(maxsize=512)
 def _combinations(columns: tuple[int, ...]) -> tuple[NDArray[np.intp], ...]:
-    """Indices of one, two and three atoms on different columns: (n1, 1), (n2, 2), (n3, 3)."""
+    """Indices of one, two and three atoms on different columns: shapes (n1, 1), (n2, 2), (n3, 3)."""
     column = np.array(columns, dtype=np.intp)
     out = []
     for order in (1, 2, 3):
@@ -186,3 +184,42 @@ def _combinations(columns: tuple[int, ...]) -> tuple[NDArray[np.intp], ...]:
             keep &= held[:, a] != held[:, b]
         out.append(index[keep])
     return tuple(out)
+
+
+NAMED = 8.0  # factor for a parameter that the words or the stage of a crash name
+
+# Words in parameter names, by the stage that they concern.
+ABOUT: dict[Stage, frozenset[str]] = {
+    Stage.DEVICE_INIT: frozenset({"device", "gpu", "visible", "parallel", "tp", "dp", "pp", "ep"}),
+    Stage.NCCL_INIT: frozenset({"nccl", "nvls", "allreduce", "reduce", "a2a", "all2all", "comm", "p2p", "parallel",
+                                "tp", "dp", "pp", "ep"}),
+    Stage.LOAD: frozenset({"parallel", "tp", "dp", "pp", "ep", "quant", "quantization", "dtype", "weights", "load"}),
+    Stage.KV_ALLOC: frozenset({"mem", "memory", "fraction", "kv", "cache", "context", "running", "batch"}),
+    Stage.GRAPH_CAPTURE: frozenset({"graph", "graphs", "capture", "eager", "compile"}),
+    Stage.WARMUP: frozenset({"backend", "attention", "kernel", "kernels", "compile", "moe"}),
+    Stage.SERVING: frozenset({"concurrency", "context", "mem", "memory", "fraction", "kv", "batch", "running"}),
+}
+
+GENERIC = frozenset({"none", "auto", "true", "false", "default", "size", "enable", "disable", "max", "num", "error",
+                     "the", "and", "for", "with"})
+
+
+def word_weight(param: Param, choices: tuple[Value, ...], crash: Crash) -> float:
+    """Prior factor of hypotheses in which `param` has one of `choices`, from the words and stage of a crash."""
+    said = _words(f"{crash.category} {crash.signature} {crash.excerpt}"[:4000])
+    about = bool(_words(param.name) & ABOUT.get(crash.stage, frozenset()))
+    return NAMED if about or _own(param, choices) & said else 1.0
+
+
+def named(param: Param, choices: tuple[Value, ...], text: str) -> bool:
+    """True if a text names the parameter or one of these choices."""
+    return bool(_own(param, choices) & _words(text))
+
+
+def _own(param: Param, choices: tuple[Value, ...]) -> frozenset[str]:
+    return (_words(param.name) | {w for c in choices if isinstance(c, str) for w in _words(c)}) - GENERIC
+
+
+@functools.lru_cache(maxsize=4096)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(w for w in re.split(r"[^a-z0-9]+", text.lower()) if len(w) > 1 and not w.isdigit())

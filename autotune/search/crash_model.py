@@ -1,9 +1,8 @@
-"""The chance that a launch works, from all that passed and crashed.
+"""Probability that a launch works, from all launches that passed and crashed.
 
-Crashes of one signature are taken to have one cause (a `causes.Group`); when no hypothesis explains a whole group, it
-is split. The chance that a launch works is the product, over the groups, of the chance that their cause is absent,
-times the chance that it meets no cause yet unseen, which grows with each choice and pair of choices that never passed.
-A choice that may be behind several signatures is weighed once for all of them.
+Crashes of one signature have one cause (`crash_hypotheses.Group`); a group that no hypothesis explains is split. A
+launch works if the cause of each group is absent and no unseen cause strikes; the risk of unseen causes grows with each
+choice and pair of choices that never passed. A choice that may explain several signatures counts once.
 """
 
 from __future__ import annotations
@@ -13,28 +12,27 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.search.crash_hypotheses import COMMON, Culprit, Failure, Floats, Group
-from autotune.search.grid import Codes, Grid, Mask
+from autotune.search.crash_hypotheses import COMMON, Culprit, Failure, Group
+from autotune.search.grid import Codes, Floats, Grid, Mask
 
-RATE = 0.1  # how common faulty single choices are, before anything is seen
-PAIR_RATE = 0.02  # the same for pairs
-PRIOR_WEIGHT = 20.0  # tested choices that the belief in RATE counts for
-ELSE = 0.02  # that a new configuration crashes for no reason among these
-UNSEEN_LOAD = 0.03  # that a load part which nothing was yet measured under ends a server
-SEEN_LOAD = 0.005
-MANY_PASSES, AT_A_TIME = 400, 100
-"""Passes from which on causes are weighed by the newest ones, heard of so many at a time (groups are then kept)."""
-VARIED = 0.3  # that a faulty choice shows itself by another signature the next time
+RATE = 0.1  # prior share of faulty single choices
+PAIR_RATE = 0.02  # prior share of faulty pairs
+PRIOR_WEIGHT = 20.0  # weight of RATE, in tested choices
+ELSE = 0.02  # probability that a new configuration crashes for another reason
+UNSEEN_LOAD = 0.03  # crash probability under a load part without any measurement
+SEEN_LOAD = 0.005  # crash probability under a measured load part
+MANY_PASSES, AT_A_TIME = 400, 100  # most passes per group (the newest), updated in steps so that groups are reused
+VARIED = 0.3  # probability that a faulty choice shows another signature the next time
 
 
 class CrashModel:
-    """What the passes and crashes of a study say. A pure function of them."""
+    """Crash probabilities as a pure function of the passes and crashes of a study."""
 
     def __init__(self, grid: Grid, passed: Codes, served: Codes, failures: Sequence[Failure],
                  earlier: CrashModel | None = None) -> None:
         """passed: (n, P) server parts that came up; served: (m, D) configurations measured without a crash.
 
-        `earlier` is a model of the same study from which unchanged groups are taken over, to save time.
+        earlier: an older model of the same study, whose unchanged groups are reused.
         """
         self.grid = grid
         self.failures = tuple(failures)
@@ -51,8 +49,7 @@ class CrashModel:
         for i, seen in enumerate(self.seen):
             seen[passed[:, i]] = True
         tested = float(sum(s.sum() for s in self.seen)) + faulty
-        self.rate = (RATE * PRIOR_WEIGHT + faulty) / (PRIOR_WEIGHT + tested)
-        """How common faulty single choices are here, by now."""
+        self.rate = (RATE * PRIOR_WEIGHT + faulty) / (PRIOR_WEIGHT + tested)  # posterior share of faulty choices
         self.pair_rate = PAIR_RATE * self.rate / RATE
         self._paired = np.zeros(grid.pair_count, dtype=bool)
         self._paired[grid.pair_codes(passed).ravel()] = True
@@ -69,11 +66,11 @@ class CrashModel:
         return chance
 
     def _in_several_groups(self) -> list[tuple[int, int, float]]:
-        """(column, code, factor on the chance) of choices that may be the one cause behind several signatures.
+        """(column, code, factor on the chance) of choices that may alone explain several signatures.
 
-        The groups are weighed as if their causes were unrelated; that one faulty choice shows itself in several ways
-        needs one fault only. With a = probability in a group that the choice alone is its cause, the odds that it is
-        faulty are rate * (prod(1 + q a / (rate (1 - a))) - 1), q = 1 for one group and VARIED for the others.
+        Groups are weighed as if their causes were unrelated, but one faulty choice can explain several. With a =
+        probability in a group that the choice alone is the cause, the odds that the choice is faulty are
+        rate * (prod(1 + q a / (rate (1 - a))) - 1), with q = 1 for one group and VARIED for the others.
         """
         out = []
         groups = [g for g in self.groups if not g.loaded]
@@ -88,14 +85,14 @@ class CrashModel:
         return out
 
     def unseen(self, servers: Codes) -> Floats:
-        """(n,) probability that no cause strikes which has not shown itself yet."""
+        """(n,) probability that no unseen cause strikes."""
         singles, pairs = self._novelty(servers)
         out: Floats = np.exp(-ELSE * pairs.any(axis=1) - self.rate * singles.sum(axis=1)
                              - self.pair_rate * pairs.sum(axis=1))
         return out
 
     def new(self, servers: Codes) -> NDArray[np.intp]:
-        """(n,) choices of each server part that never came up; those that only come with another one do not count."""
+        """(n,) number of choices that never came up; choices that depend on another new choice do not count."""
         count = np.zeros(len(servers), dtype=np.intp)
         for i, (param, seen) in enumerate(zip(self.grid.server_params, self.seen, strict=True)):
             if seen[:-1].any() or not param.when:
@@ -108,7 +105,7 @@ class CrashModel:
         return singles, ~self._paired[self.grid.pair_codes(servers)]
 
     def suspects(self) -> list[tuple[int, int, float]]:
-        """(column, code, probability that it takes part in a cause) of server choices that never came up."""
+        """(column, code, probability of a part in a cause) of server choices that never came up."""
         out = []
         for column, seen in enumerate(self.seen):
             for code in np.flatnonzero(~seen).tolist():
@@ -120,7 +117,7 @@ class CrashModel:
         return out
 
     def suspects_under_load(self) -> list[tuple[int, int, float]]:
-        """The same of server choices that came up, took part in a crash under load, and were never measured."""
+        """(column, code, probability) of choices that came up, crashed under load, and were never measured."""
         out = []
         for column, seen in enumerate(self.seen):
             measured = set(self.served[:, column].tolist())
@@ -134,7 +131,7 @@ class CrashModel:
         return out
 
     def combinations(self) -> list[tuple[dict[int, tuple[int, ...]], float]]:
-        """(codes by column, probability) of the likeliest cause of each group, where several choices make it up."""
+        """(codes by column, probability) of the likeliest cause of each group with several choices."""
         out = []
         for group in self.groups:
             atoms = group.hypotheses[0]
@@ -144,12 +141,12 @@ class CrashModel:
         return out
 
     def culprits(self) -> list[Culprit]:
-        """What may have caused the crashes, for people: the likely hypotheses of every group, likeliest first."""
+        """Hypotheses of all groups with a probability above 5 %, likeliest first."""
         found = [c for group in self.groups for c in group.culprits() if c.probability > 0.05]
         return sorted(found, key=lambda c: -c.probability)
 
     def chance_serving(self, servers: Codes) -> Floats:
-        """(n, L) probability that a live server of each part survives each load part."""
+        """(n, L) probability that a live server survives each load part."""
         loads = self.grid.load_rows
         known = {tuple(row) for row in np.unique(self.served[:, self.grid.width:], axis=0).tolist()}
         fresh = np.array([tuple(row) not in known for row in loads.tolist()])
@@ -162,7 +159,7 @@ class CrashModel:
         return out
 
     def _split(self, failures: list[Failure]) -> list[Group]:
-        """One group where one cause explains all; else crashes join, one by one, the group they fit best."""
+        """One group if one cause explains all crashes; else each crash joins the group that it fits best."""
         passed = self.served if any(f.loaded for f in failures) else self.passed
         whole = self._group(failures, passed)
         if len(failures) == 1 or whole.evidence > 1e-3 * COMMON[2]:

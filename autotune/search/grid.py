@@ -4,7 +4,7 @@
     rows = grid.servers(rng, around)        # (n, P) codes of allowed server parts
     grid.allowed(rows)                      # (n, L) which of the load parts each may be measured under
 
-A code is the index of a choice; a parameter that does not exist there has the code len(choices).
+A code is the index of a choice; an absent parameter has the code len(choices).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from autotune.space.space import Param, Space
 
 Codes = NDArray[np.int16]
 Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
-ENUMERATED = 3000
-"""Spaces of at most this many server parts are looked at whole; larger ones through a sample this big."""
+ENUMERATED = 3000  # most server parts to enumerate; a larger space is sampled with this size
 
 
 class Grid:
@@ -60,7 +60,7 @@ class Grid:
         return self.encode(server, self.server_params)
 
     def load_index(self, load: Config) -> int:
-        """Which row of `load_rows` a load part is. Raises KeyError when it is not a load part of the space."""
+        """Row of a load part in `load_rows`. Raises KeyError for a load part outside the space."""
         row = self.encode(load, self.load_params)
         found = np.flatnonzero((self.load_rows == row).all(axis=1))
         if not found.size:
@@ -68,7 +68,7 @@ class Grid:
         return int(found[0])
 
     def pair_codes(self, servers: Codes) -> NDArray[np.intp]:
-        """(n, pairs) one number below `pair_count` for each pair of choices."""
+        """(n, pairs) an index below `pair_count` for each pair of choices."""
         if servers is self.whole and self._whole_pairs is not None:
             return self._whole_pairs
         left, right = servers[:, self._pair_left], servers[:, self._pair_right]
@@ -85,7 +85,7 @@ class Grid:
         return self.decode(self.load_rows[index], self.load_params)
 
     def servers(self, rng: np.random.Generator, around: Iterable[Codes] = ()) -> Codes:
-        """Candidate server parts (n, P): all of a small space, else neighbours of `around` and random ones."""
+        """(n, P) candidate server parts: a whole small space, else neighbours of `around` and random ones."""
         if self.whole is not None:
             return self.whole
         sizes = np.array([len(p.choices) for p in self.server_params])
@@ -124,7 +124,7 @@ class Grid:
         return np.array(rows, dtype=np.int16)
 
     def _walk(self, params: Sequence[Param], offset: int) -> Codes:
-        """Every combination of the choices of `params`, without those that do not exist."""
+        """Every existing combination of the choices of `params`."""
         if not params:
             return np.zeros((1, 0), dtype=np.int16)
         axes = np.meshgrid(*(np.arange(len(p.choices) + bool(p.when), dtype=np.int16) for p in params), indexing="ij")
@@ -134,7 +134,7 @@ class Grid:
         return rows
 
     def _settle(self, rows: Codes) -> Codes:
-        """The same rows with parameters that do not exist there set to absent."""
+        """The rows with the parameters whose `when` does not hold set to absent."""
         rows = rows.copy()
         for i in range(rows.shape[1]):
             if self.params[i].when:
@@ -142,7 +142,7 @@ class Grid:
         return rows
 
     def _complete(self, rows: Codes) -> Mask:
-        """Whether every parameter that exists has a choice."""
+        """(n,) True where every existing parameter has a choice."""
         good = np.ones(len(rows), dtype=bool)
         for i in range(rows.shape[1]):
             param = self.params[i]
@@ -173,5 +173,5 @@ class Grid:
 
 
 def _exact(value: Value) -> tuple[bool, Value]:
-    """A key that tells True from 1."""
+    """A key that distinguishes True from 1."""
     return isinstance(value, bool), value

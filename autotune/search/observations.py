@@ -1,4 +1,4 @@
-"""What a study has seen, in codes: the facts that every model of the strategy is computed from."""
+"""All observations of a study as integer codes: the input of every model of the strategy."""
 
 from __future__ import annotations
 
@@ -17,25 +17,18 @@ from autotune.search.value_model import Data
 
 Key = tuple[int, ...]
 LEAST_NOISE = 0.002
-MOST_INVALID = 2
-"""Invalid measurements of one configuration after which it is not tried again."""
-MOST_REPEATS = 3
-"""Measurements of one configuration."""
-SURE = 0.01
-"""Relative standard error below which a leader is not measured again."""
-MANY = 160
-"""Measured configurations from which on the value model is given a choice of them: its cost grows with their cube."""
-ROOM = 16
-"""Rows of server parts that are made room for at first."""
-MANY_CRASHES, OF_ONE_KIND = 60, 10
-"""Crashes from which on the crash model is given the newest ones only, so many of each signature."""
-NOISE = 0.02
-"""Relative standard deviation of a measurement when nothing says how large it is."""
+MOST_INVALID = 2  # invalid measurements of a configuration before it is given up
+MOST_REPEATS = 3  # measurements of one configuration
+SURE = 0.01  # relative standard error below which a leader is not measured again
+MANY = 160  # most configurations given to the value model, whose cost grows with their cube
+ROOM = 16  # initial capacity for server parts
+MANY_CRASHES, OF_ONE_KIND = 60, 10  # most crashes given to the crash model, in all and per signature: the newest
+NOISE = 0.02  # relative standard deviation of a measurement that does not state its own
 
 
 @dataclasses.dataclass
 class Server:
-    """What happened to one server part."""
+    """History of one server part; load parts by index."""
 
     row: Codes
     launches: int = 0
@@ -45,8 +38,8 @@ class Server:
     load_crashes: dict[int, list[Crash]] = dataclasses.field(default_factory=dict)
 
 
-class Memory:
-    """Everything told, in order."""
+class Observations:
+    """All observations, in order."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -59,12 +52,12 @@ class Memory:
         self.crash_s: list[float] = []
         self.measure_s: list[float] = []
         self.limits: list[str] = []
-        self._rows = np.zeros((ROOM, grid.width), dtype=np.int16)  # those of `servers`, and room for more
-        self._feasible: tuple[int, list[tuple[Key, int]]] = (0, [])  # when `count` was this
+        self._rows = np.zeros((ROOM, grid.width), dtype=np.int16)  # rows of `servers` plus spare capacity
+        self._feasible: tuple[int, list[tuple[Key, int]]] = (0, [])
         self._points: dict[tuple[Key, int], tuple[NDArray[np.float64], float]] = {}
         self.passes = 0
         self.last_good: Key | None = None
-        self.environment: list[tuple[int, Key, Crash]] = []  # (launches that passed before it, server, crash)
+        self.environment: list[tuple[int, Key, Crash]] = []  # (earlier launches that came up, server, crash)
 
     def key(self, server: Config) -> Key:
         return tuple(int(c) for c in self.grid.server_row(server))
@@ -87,7 +80,7 @@ class Memory:
             self._crash(server, key, load, observation, observation.outcome)
             return
         if load is None:
-            raise ValueError("a measurement needs the load part that it was made under")
+            raise ValueError("a measurement needs a load part")
         server.came_up = True
         self.passes += observation.launch_s > 0
         self.last_good = key
@@ -98,9 +91,9 @@ class Memory:
         self._summarise(key, load)
 
     def dead(self, server: Server) -> bool:
-        """Whether a server part crashed at its start and is not to be launched again.
+        """True if a server part crashed at its start and gets no further launch.
 
-        A transient crash is retried, and so is one of a server that came up at another time: once.
+        One retry is left for a transient crash and for a server that came up at another time.
         """
         crashes = server.launch_crashes
         if len(crashes) > 1:
@@ -108,7 +101,7 @@ class Memory:
         return bool(crashes) and not server.came_up and crashes[0].blame is not Blame.TRANSIENT
 
     def settled(self, server: Server) -> set[int]:
-        """Load parts not to be measured on a server for their own sake: known, twice invalid, or its end."""
+        """Load parts that need no measurement on a server: measured, twice invalid, or the server's crash."""
         known = {load for load, seen in server.values.items()
                  if len(seen) >= MOST_INVALID or any(m.value is not None for m in seen)}
         return known | {load for load, crashes in server.load_crashes.items()
@@ -130,7 +123,7 @@ class Memory:
             self.environment.append((self.passes, key, crash))
 
     def evidence(self) -> list[Failure]:
-        """Crashes that count against a configuration: a first transient one does not, it gets a retry."""
+        """Crashes that count against a configuration; a first transient crash does not."""
         out: list[Failure] = []
         for key, failure in self.failures:
             if failure.crash.blame is Blame.TRANSIENT and len(self.servers[key].launch_crashes) == 1:
@@ -139,15 +132,15 @@ class Memory:
         return out if len(out) <= MANY_CRASHES else _newest(out)
 
     def passed(self) -> Codes:
-        """(n, P) server parts that came up."""
+        """(n, P) codes of server parts that came up."""
         return self._where(s.came_up for s in self.servers.values())
 
     def crashed(self) -> Codes:
-        """(n, P) server parts that never came up."""
+        """(n, P) codes of server parts that crashed and never came up."""
         return self._where(bool(s.launch_crashes) and not s.came_up for s in self.servers.values())
 
     def _where(self, true: Iterable[bool]) -> Codes:
-        """(n, P) of `servers`, oldest first, those for which it is true."""
+        """(n, P) codes of the `servers` selected by `true`, oldest first."""
         rows: Codes = self._rows[:len(self.servers)][np.fromiter(true, dtype=bool, count=len(self.servers))]
         return rows
 
@@ -158,26 +151,26 @@ class Memory:
         self._rows[count - 1] = row
 
     def came_up(self, when: Mapping[str, tuple[Value, ...]]) -> bool:
-        """Whether a server part with one of the choices of each parameter of `when` came up."""
+        """True if a server part with one of the choices of each parameter in `when` came up."""
         return any(server.came_up and all(self.grid.server(server.row).get(name) in values
                                           for name, values in when.items()) for server in self.servers.values())
 
     def measured(self, when: Mapping[str, tuple[Value, ...]]) -> bool:
-        """Whether a server part with one of the choices of each parameter of `when` was measured."""
+        """True if a server part with one of the choices of each parameter in `when` was measured."""
         return any(server.values and all(self.grid.server(server.row).get(name) in values
                                          for name, values in when.items()) for server in self.servers.values())
 
     def ratios(self, key: Key, load: int) -> tuple[NDArray[np.float64], float]:
-        """(limits,) mean log ratio of a measured configuration to each limit, and the sd of their noise."""
+        """(limits,) mean log of measured / limit of a configuration, and the sd of its noise."""
         y, noise = self._points[key, load]
         return y[1:], noise
 
-    def vague(self, key: Key, load: int) -> bool:
-        """Whether the mean of a configuration's measurements is still uncertain, and may become less so."""
+    def uncertain(self, key: Key, load: int) -> bool:
+        """True if a configuration's mean is uncertain and another measurement is allowed."""
         return self._points[key, load][1] > SURE and len(self.servers[key].values[load]) < MOST_REPEATS
 
     def served(self) -> Codes:
-        """(n, D) configurations measured without a crash."""
+        """(n, D) codes of configurations measured without a crash."""
         at = np.array([(i, j) for i, s in enumerate(self.servers.values()) for j in s.values], dtype=np.intp)
         at = at.reshape(len(at), 2)
         return np.concatenate([self._rows[at[:, 0]], self.grid.load_rows[at[:, 1]]], axis=1)
@@ -185,25 +178,25 @@ class Memory:
     def measurements(self) -> Data:
         """Mean log objective and log limit ratios per configuration with a value, and the sd of their noise.
 
-        Of more than `MANY`: the best half of so many, the newest quarter, and the rest spread over all others.
+        Above `MANY` configurations: the best (half of `MANY`), the newest (a quarter), and a spread of the others.
         """
         points = list(self._points.items())
         if len(points) > MANY:
-            points = [points[i] for i in _telling(np.array([y[0] for y, _ in self._points.values()]))]
+            points = [points[i] for i in _informative(np.array([y[0] for y, _ in self._points.values()]))]
         rows = [self.servers[key].row for (key, _), _ in points]
         return Data(_stack(rows, self.grid.width), np.array([load for (_, load), _ in points], dtype=np.intp),
                     np.array([y for _, (y, _) in points]).reshape(len(rows), 1 + len(self.limits)),
                     np.array([noise for _, (_, noise) in points]))
 
     def leading(self) -> list[tuple[Key, int]]:
-        """Feasible configurations that may be the best: all, or of many those with the best means."""
+        """Feasible configurations, at most `MANY`: those with the best means."""
         feasible = self.feasible()
         if len(feasible) <= MANY:
             return feasible
         return sorted(feasible, key=lambda at: -float(self._points[at][0][0]))[:MANY]
 
     def _summarise(self, key: Key, load: int) -> None:
-        """Bring the point of one configuration up to date; a limit never heard of before redoes them all."""
+        """Update the mean of one configuration; a new limit updates all of them."""
         new = {name for m in self.servers[key].values[load] for name in _names(m)} - set(self.limits)
         if new:
             self.limits = sorted({*self.limits, *new})
@@ -219,7 +212,7 @@ class Memory:
             self._points[key, load] = (y, max(LEAST_NOISE, noise / math.sqrt(len(valid))))
 
     def feasible(self) -> list[tuple[Key, int]]:
-        """Configurations that kept every limit in (the majority of) their valid measurements."""
+        """Configurations that kept every limit in the majority of their valid measurements."""
         if self._feasible[0] == self.count:
             return self._feasible[1]
         out = []
@@ -232,8 +225,8 @@ class Memory:
         return out
 
 
-def _telling(values: NDArray[np.float64]) -> list[int]:
-    """Which `MANY` of the measured configurations the value model is given, oldest first."""
+def _informative(values: NDArray[np.float64]) -> list[int]:
+    """Indices of `MANY` measured configurations for the value model, oldest first."""
     best = np.argsort(-values, kind="stable")[:MANY // 2]
     newest = np.arange(len(values) - MANY // 4, len(values))
     chosen = np.union1d(best, newest)
@@ -243,7 +236,7 @@ def _telling(values: NDArray[np.float64]) -> list[int]:
 
 
 def _newest(failures: list[Failure]) -> list[Failure]:
-    """The newest failures of each signature, in their order."""
+    """The newest failures of each signature, oldest first."""
     left: dict[tuple[str, bool], int] = {}
     kept: list[Failure] = []
     for failure in reversed(failures):
@@ -255,12 +248,12 @@ def _newest(failures: list[Failure]) -> list[Failure]:
 
 
 def _names(measured: Measured) -> list[str]:
-    """Limits that a measurement was held against; the name `` stands for a failure that has no ratio."""
+    """Limits of a measurement; the empty name stands for a failure without a ratio."""
     return [*measured.ratios, *([] if measured.feasible or measured.violations else [""])]
 
 
 def _ratios(measured: Measured, limits: list[str]) -> list[float]:
-    """Log of measured / limit per name."""
+    """Log of measured / limit for each name."""
     out = []
     for name in limits:
         if name:

@@ -1,11 +1,11 @@
-"""What the loop and a strategy say to each other. Frozen values; knows neither Optuna nor processes.
+"""The protocol between the tuning loop and a search strategy, as frozen values.
 
     step = strategy.propose()                       # Launch or Stop
     while load := strategy.next_load(step.server):  # load parts on the live server, until None
         strategy.tell(Observation(step.server, load, outcome, cost_s=...))
 
-A strategy's state is a pure function of its seed and of what it was told, in order: telling a new
-strategy the past observations of a study resumes it.
+A strategy is a pure function of its seed and of the observations it received, in order. A new strategy with the past
+observations of a study resumes it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from autotune.records import Config, Crash, Value
 
 
 class StopKind(enum.StrEnum):
-    """Which rule ended the search."""
+    """The rule that ended the search."""
 
-    LAUNCHES = "launches"  # the budget of launches is used
-    TRIALS = "trials"  # the budget of trials is used: the loop counts them
-    HOURS = "hours"  # the budget of hours is used
-    GAIN = "gain"  # no launch left is expected to add enough
-    EXHAUSTED = "exhausted"  # every configuration was measured or is closed
-    CRASHES = "crashes"  # nothing served, and nothing left has a fair chance to
-    HOST = "host"  # this host cannot run even the last good configuration
+    LAUNCHES = "launches"  # no launches left in the budget
+    TRIALS = "trials"  # no trials left in the budget (counted by the loop)
+    HOURS = "hours"  # no hours left in the budget
+    GAIN = "gain"  # no remaining launch is expected to gain enough
+    EXHAUSTED = "exhausted"  # every configuration is measured or closed
+    CRASHES = "crashes"  # no server came up, and no remaining one is likely to
+    HOST = "host"  # this host cannot run the last good configuration any more
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """When to stop. None: no such limit.
+    """Budgets of a study; None is unlimited.
 
-    `gain` is the least expected gain of a launch (crashes counted) that is worth making it, as a share of the best.
+    `gain`: smallest expected gain that justifies a launch, as a share of the best value, with the crash risk included.
     """
 
     launches: int | None = None
@@ -42,7 +42,7 @@ class Limits:
     gain: float = 0.003
 
     def spent(self, launches: int, seconds: float) -> Stop | None:
-        """The stop when a budget is used up, None while all have something left."""
+        """Stop if a budget is used up, else None."""
         if self.launches is not None and launches >= self.launches:
             return Stop(StopKind.LAUNCHES, f"all {self.launches} launches are used")
         if self.hours is not None and seconds >= self.hours * 3600:
@@ -54,9 +54,8 @@ class Limits:
 class Launch:
     """The next server part to start.
 
-    `expected_gain` is the expected improvement over the best so far, as a share of it, given that the
-    launch works; `chance` is the probability that it does. `intent` is set when the server was launched
-    before and is launched again on purpose (`retry`, `confirm`, `measure`).
+    `expected_gain`: expected improvement as a share of the best value, if the launch works. `chance`: probability that
+    it works. `intent`: `retry`, `confirm` or `measure` if the server was launched before.
     """
 
     server: Config
@@ -68,7 +67,7 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """No further launch; `kind` says which rule ended the search, `reason` says it in a sentence."""
+    """End of the search: the rule and a sentence for people."""
 
     kind: StopKind
     reason: str
@@ -78,10 +77,8 @@ class Stop:
 class Measured:
     """One measurement on a live server.
 
-    `value` is the objective, higher is better, positive; None when the measurement is not valid.
-    `ratios` maps each limit's name to measured / limit: above 1 it is violated. Give the ratios of kept
-    limits too where known: they tell how much room is left. `relative_noise` is the standard
-    deviation of `value` as a share of it, None when unknown.
+    `value`: the objective, positive, higher is better; None for an invalid measurement. `ratios`: measured / limit by
+    limit, above 1 if violated. `relative_noise`: standard deviation of `value` as a share of it, None if unknown.
     """
 
     value: float | None
@@ -91,16 +88,16 @@ class Measured:
 
     @property
     def violations(self) -> dict[str, float]:
-        """By how much each violated limit is exceeded, as a share of the limit."""
+        """Excess over each violated limit, as a share of the limit."""
         return {name: ratio - 1 for name, ratio in self.ratios.items() if ratio > 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """One outcome. `load` is None when the server never got as far as a load part.
+    """One outcome. `load` is None if the server failed before any load part.
 
-    `cost_s` are the seconds that it took, `launch_s` the part of them spent on starting the server: above 0
-    exactly for the first observation of a launch. `trial` is the number under which the study knows it.
+    `cost_s`: seconds in total. `launch_s`: seconds of the server's start, above 0 for the first observation of a launch
+    only. `trial`: number of the trial in the study.
     """
 
     server: Config
@@ -113,7 +110,7 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """The configuration that a strategy would report now, and its estimated objective (noise averaged out)."""
+    """Best configuration so far, with its estimated objective (noise averaged out)."""
 
     server: Config
     load: Config
@@ -122,12 +119,12 @@ class Best:
 
 @dataclasses.dataclass(frozen=True)
 class Pivot:
-    """The decision to close a region, or to open it again, with everything that it rests on.
+    """Decision to close or reopen a region, with its evidence.
 
-    `region` maps parameters to the choices under suspicion. `belief` is the probability that the region always
-    crashes; `chance` that its most promising launch works; `upper_gain` what that launch may plausibly add, as a
-    share of the best so far; `cost_s` what it is expected to cost; `alternative` describes the best launch
-    elsewhere. `launches_saved` counts the launches in the region that would otherwise rank above it.
+    `region`: suspected choices by parameter. `belief`: probability that the region always crashes. `chance`,
+    `upper_gain` (a share of the best) and `cost_s`: probability, plausible gain and expected cost of the region's most
+    promising launch. `alternative`: the best launch outside the region. `launches_saved`: launches in the region that
+    would otherwise rank above the alternative.
     """
 
     action: str  # "close" or "reopen"
@@ -146,7 +143,7 @@ class Pivot:
 
     @property
     def key(self) -> str:
-        """Identity across a resume: what was decided, on which evidence."""
+        """Identity of the decision across a resume."""
         region = ",".join(f"{k}={'|'.join(map(str, v))}" for k, v in sorted(self.region.items()))
         return f"{self.action}:{region}:{','.join(map(str, self.trials))}"
 
@@ -158,28 +155,25 @@ class Pivot:
 
 
 class Strategy(Protocol):
-    """A search strategy, deterministic by its seed and by what it was told."""
+    """A search strategy, deterministic given its seed and observations."""
 
     def propose(self) -> Launch | Stop:
-        """The next server part to launch, or why none is worth it."""
+        """The next server part to launch, or the reason to stop."""
 
     def next_load(self, server: Config) -> Config | None:
-        """The next load part to measure on this live server; None: stop the server."""
+        """The next load part to measure on a live server; None stops the server."""
 
     def tell(self, observation: Observation) -> None:
-        """Take in one outcome."""
+        """Add one observation."""
 
     def pending(self, server: Config, load: Config | None = None) -> None:
-        """A launch of `server` runs elsewhere: neither a success nor a failure, and not proposed again.
-
-        `load`: the load part that it is or will be measured under, where known.
-        """
+        """Mark a launch as running on another worker; it is not proposed again. `load`: its load part, if known."""
 
     def done(self, server: Config) -> None:
-        """That launch has ended (its observations, if any, were told before)."""
+        """Mark a pending launch as ended, after its observations were added."""
 
     def best(self) -> Best | None:
-        """What would be reported now; None when nothing feasible was measured."""
+        """The configuration to report now; None if nothing feasible was measured."""
 
     def pivots(self) -> list[Pivot]:
-        """Decisions since the last call, oldest first."""
+        """Pivots since the last call, oldest first."""

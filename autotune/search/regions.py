@@ -1,63 +1,59 @@
-"""Giving a region up, and taking it up again: a sum, worked out anew before every launch.
+"""Pivots, retries and stops: regions closed or reopened by a sum that is computed anew before every launch.
 
-A region is a choice that has never come up since it took part in a crash, one that comes up and has never been measured
-since it took part in a crash under load, or a combination of choices that most probably crashes. In an open region of
-the first kind only isolating launches are made: those with nearly the best chance that the region has, which do not
-combine it with another suspect and change what may be its accomplice.
+A region is a choice that never came up since it was part of a crash, a choice that comes up but was never measured
+since it was part of a crash under load, or a combination of choices that most probably crashes. An open region of the
+first kind gets isolating launches only: those with nearly the region's best chance, without another suspect.
 
-A region is closed while its best launch no longer pays: because too little chance is left, because not even a
-plausible gain times the chance is worth a launch, or because it costs more seconds per plausible gain than the best
-launch elsewhere does per expected gain. The sum depends on nothing but what was told, so it opens a region again as
-soon as evidence or the alternatives change; regions with much to gain get one more probe when nothing else is left.
+A region is closed while its best launch does not pay: its chance is too low, its plausible gain times its chance is not
+worth a launch, or the best other launch gains more per second. The sum depends on observations only, so new evidence or
+worse alternatives reopen a region. A region with a large gain gets one more probe when nothing else is left.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.records import Blame, Value
-from autotune.search import crash_features
-from autotune.search.acquisition import Outlook
-from autotune.search.crash_hypotheses import Failure
+from autotune.search.acquisition import Forecast
+from autotune.search.crash_hypotheses import Failure, named
 from autotune.search.crash_model import CrashModel
-from autotune.search.grid import Grid, Mask
-from autotune.search.protocol import Pivot
+from autotune.search.grid import Codes, Floats, Grid, Mask
+from autotune.search.observations import Key, Observations
+from autotune.search.protocol import Launch, Pivot, Stop, StopKind
 
-Floats = NDArray[np.float64]
-When = Mapping[int, tuple[int, ...]]
-"""Codes by column."""
+When = Mapping[int, tuple[int, ...]]  # codes by column
 
-SUSPICION = 0.1  # probability of a part in a crash from which a choice that never came up is a suspect
-CULPRIT = 0.5  # probability from which a combination of choices is a region
-ISOLATING = 0.97  # share of the region's best chance that an isolating launch has at least
-FAIR = 0.2  # chance below which a region is closed
-PLAUSIBLE = 0.3  # what a plausible gain counts for, beside an expected one
-CERTAIN = 0.7  # probability from which a choice that a crash names in its text, not its category, is taken at its word
+SUSPICION = 0.1  # least probability of a part in a crash that makes a choice a suspect
+CULPRIT = 0.5  # least probability that makes a combination of choices a region
+ISOLATING = 0.97  # least chance of an isolating launch, as a share of the region's best
+FAIR = 0.2  # a region with a lower chance is closed
+PLAUSIBLE = 0.3  # weight of a plausible gain relative to an expected one
+CERTAIN = 0.7  # least probability for believing a crash that names the choice in its text only
 LACKING = "this host lacks it"
-LAST_PROBE = 0.06  # plausible gain times chance that is worth one more launch when nothing else is left
+LAST_PROBE = 0.06  # least plausible gain times chance for one more launch when nothing else is left
 
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """One region as it stands: `why` says why it is closed, None while it is open."""
+    """State of one region; `why` is the reason for closing, None while it is open."""
 
     when: Mapping[str, tuple[Value, ...]]
-    inside: Mask  # (n,) of the outlook's rows
+    inside: Mask  # (n,) rows of the forecast
     belief: float  # probability that the region is at fault
     evidence: tuple[Failure, ...]
     probe: int  # row of its most promising launch
-    chance: float  # that its probe comes up, and where crashes under load are the reason that it is then measured
+    chance: float  # that its probe comes up (and is measured, for crashes under load)
     upper: float
     cost_s: float
-    left: int  # launches in it that would rank above the best one elsewhere if they were sure to come up
-    alternative: int | None  # row of the best launch elsewhere
+    left: int  # its launches that would rank above the best other launch if they came up for sure
+    alternative: int | None  # row of the best launch outside
     why: str | None
-    opens: str  # what has to change for it to be opened again, besides a launch of it
-    under_load: bool  # its servers come up, and break when they are asked for something
+    opens: str  # condition for reopening, besides a working launch
+    under_load: bool  # its servers come up and crash under load
 
     @property
     def name(self) -> str:
@@ -66,7 +62,7 @@ class Region:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """What may be a region: see `Region`."""
+    """Candidate for a region."""
 
     when: When
     belief: float
@@ -75,33 +71,33 @@ class _Found:
     under_load: bool = False
 
 
-def review(grid: Grid, outlook: Outlook, crashes: CrashModel, least: float,
+def evaluate_regions(grid: Grid, forecast: Forecast, crashes: CrashModel, least: float,
            elsewhere: int = 0) -> tuple[Floats, list[Region]]:
-    """(n,) what each launch is worth by itself, 0 where it is not to be made, and the regions.
+    """(n,) worth of each launch, 0 in closed regions, and the regions.
 
-    least: the expected gain that makes a launch worth it; elsewhere: launches that are pending.
+    least: smallest expected gain that justifies a launch; elsewhere: number of pending launches.
     """
-    worth = outlook.expected.copy()
+    worth = forecast.expected.copy()
     suspects: list[tuple[When, float]] = [
         ({column: (code,)}, part) for column, code, part in crashes.suspects() if part >= SUSPICION]
     loaded: list[tuple[When, float]] = [
         ({column: (code,)}, part) for column, code, part in crashes.suspects_under_load() if part >= SUSPICION]
     combinations: list[tuple[When, float]] = [
         (when, part) for when, part in crashes.combinations() if part >= CULPRIT]
-    found = [*(_Found(when, part, _inside(outlook, when), isolating=True) for when, part in suspects),
-             *(_Found(when, part, _inside(outlook, when), under_load=True) for when, part in loaded),
-             *(_Found(when, part, _inside(outlook, when)) for when, part in combinations)]
+    found = [*(_Found(when, part, _inside(forecast, when), isolating=True) for when, part in suspects),
+             *(_Found(when, part, _inside(forecast, when), under_load=True) for when, part in loaded),
+             *(_Found(when, part, _inside(forecast, when)) for when, part in combinations)]
     for some in found:
         if some.isolating:
-            top = _top(outlook, some.inside)
-            worth[some.inside & (outlook.chance < ISOLATING * top)] = 0.0
+            top = _top(forecast, some.inside)
+            worth[some.inside & (forecast.chance < ISOLATING * top)] = 0.0
             hopeful = some.inside & (worth > 0)
-            worth[hopeful] = np.maximum(worth, _spared(elsewhere) * outlook.chance * outlook.upper)[hopeful]
+            worth[hopeful] = np.maximum(worth, _spared(elsewhere) * forecast.chance * forecast.upper)[hopeful]
     free = np.logical_and.reduce([~some.inside for some in found], initial=True) & (worth > 0)
     nothing_else = not (worth[free] >= least).any()
     regions = []
     for some in found:
-        region = _judge(grid, outlook, crashes, worth, some, least, nothing_else)
+        region = _evaluated(grid, forecast, crashes, worth, some, least, nothing_else)
         if region is not None:
             regions.append(region)
     for region in regions:
@@ -111,21 +107,20 @@ def review(grid: Grid, outlook: Outlook, crashes: CrashModel, least: float,
 
 
 def _spared(elsewhere: int) -> float:
-    """What a plausible gain counts for beside an expected one.
+    """Weight of a plausible gain relative to an expected one.
 
-    The more launches run side by side, the better one of them can be spared for what is less likely, and the more
-    time is lost when a region opens last: what comes after takes turns that no number of workers shortens. As the
-    chance of at least one hit in so many, each of `PLAUSIBLE`.
+    The weight grows with the number of parallel launches: one of them is easily spared, and a region that opens late
+    costs launches in sequence. It is the chance of at least one hit in that many, each with `PLAUSIBLE`.
     """
     return PLAUSIBLE if not elsewhere else 1 - (1 - PLAUSIBLE) ** (elsewhere + 1)
 
 
-def _judge(grid: Grid, outlook: Outlook, crashes: CrashModel, worth: Floats, found: _Found, least: float,
+def _evaluated(grid: Grid, forecast: Forecast, crashes: CrashModel, worth: Floats, found: _Found, least: float,
            nothing_else: bool) -> Region | None:
-    """One region; None when it has no launch left."""
+    """One region; None without a remaining launch."""
     when, part, inside = found.when, found.belief, found.inside
-    chances, uppers = ((outlook.chance * outlook.serving, outlook.upper_served) if found.under_load
-                       else (outlook.chance, outlook.upper))
+    chances, uppers = ((forecast.chance * forecast.serving, forecast.upper_served) if found.under_load
+                       else (forecast.chance, forecast.upper))
     hopeful = np.flatnonzero(inside & (uppers > 0))
     if not hopeful.size:
         return None
@@ -133,56 +128,79 @@ def _judge(grid: Grid, outlook: Outlook, crashes: CrashModel, worth: Floats, fou
     if ranked.max() <= 0:
         ranked[hopeful] = (chances * uppers)[hopeful]
     probe = int(np.argmax(ranked))
-    chance, upper, cost_s = float(chances[probe]), float(uppers[probe]), float(outlook.cost_s[probe])
-    rates = np.where(inside, 0.0, outlook.expected / outlook.cost_s)
+    chance, upper, cost_s = float(chances[probe]), float(uppers[probe]), float(forecast.cost_s[probe])
+    rates = np.where(inside, 0.0, forecast.expected / forecast.cost_s)
     other = int(np.argmax(rates)) if rates.max() > 0 else None
     alternative = float(rates[other]) if other is not None else 0.0
     top = float(chances[hopeful].max())
     why, opens = None, ""
     evidence = tuple(f for f in crashes.failures if all(int(f.row[c]) in codes for c, codes in when.items()))
-    lacking = any(f.crash.blame is Blame.ENVIRONMENT for f in evidence)  # this host has no such feature
+    lacking = any(f.crash.blame is Blame.ENVIRONMENT for f in evidence)  # the host lacks the feature
     names = {grid.params[c].name: tuple(_choice(grid, c, code) for code in codes) for c, codes in when.items()}
     if (said := _lacks(grid, names, evidence, part)) is not None:
-        why, opens = f"{LACKING} ({said})", "the host is mended"
+        why, opens = f"{LACKING} ({said})", "the host is repaired"
     elif top < FAIR and not (nothing_else and not lacking and top * upper >= LAST_PROBE):
-        why, opens = f"at most {top:.0%} chance is left, less than {FAIR:.0%}", f"its chance rises above {FAIR:.0%}"
+        why, opens = f"its best chance is {top:.0%}, below {FAIR:.0%}", f"its chance rises above {FAIR:.0%}"
     elif chance * upper < least:
-        why = f"even a plausible gain of {upper:.1%} at {chance:.0%} is not worth a launch, which takes {least:.1%}"
+        why = f"a plausible gain of {upper:.1%} at a chance of {chance:.0%} is below the least gain of {least:.1%}"
         opens = f"its gain times its chance rises above {least:.1%}"
     elif chance * upper / cost_s < alternative:
-        why = "the best launch elsewhere pays more per second"
-        opens = f"launches elsewhere gain less than {chance * upper / cost_s * 3600:.1%} an hour"
-    left = int((inside & (outlook.gain / outlook.cost_s > alternative)).sum())
+        why = "the best other launch gains more per second"
+        opens = f"other launches gain less than {chance * upper / cost_s * 3600:.1%} an hour"
+    left = int((inside & (forecast.gain / forecast.cost_s > alternative)).sum())
     return Region(names, inside, part, evidence, probe, chance, upper, cost_s, left, other, why, opens,
                   found.under_load)
 
 
 def _lacks(grid: Grid, names: Mapping[str, tuple[Value, ...]], evidence: tuple[Failure, ...],
            part: float) -> str | None:
-    """The category of a crash that says itself that this host lacks the feature of a single choice: it was blamed on
-    the environment and names the choice in its category, or, where little else is suspected, in its text."""
+    """Category of a crash that shows that the host lacks the feature of a single choice, else None.
+
+    The crash is blamed on the environment and names the choice in its category, or in its text if the choice is the
+    main suspect.
+    """
     if len(names) != 1:
         return None
     (name, choices), = names.items()
     param = next(p for p in grid.params if p.name == name)
     for failure in evidence:
         crash = failure.crash
-        if crash.blame is Blame.ENVIRONMENT and (crash_features.named(param, choices, crash.category) or (
-                part >= CERTAIN and crash_features.named(param, choices, crash.excerpt))):
+        if crash.blame is Blame.ENVIRONMENT and (named(param, choices, crash.category) or (
+                part >= CERTAIN and named(param, choices, crash.excerpt))):
             return crash.category
     return None
 
 
-def record(grid: Grid, outlook: Outlook, region: Region, after_launches: int, reopened: str | None = None) -> Pivot:
-    """The decision on a region for pivots.jsonl. `reopened` says why it was opened again."""
+def changes(memory: Observations, forecast: Forecast, before: Mapping[str, Region],
+            regions: Sequence[Region]) -> list[Pivot]:
+    """Pivots that lead from the regions closed `before`, by name, to the present state of the regions."""
+    grid, launches = memory.grid, memory.launches
+    now = {region.name: region for region in regions}
+    pivots = [record(grid, forecast, region, launches) for region in regions
+              if region.why is not None and region.name not in before]
+    for name, old in before.items():
+        opened = now.get(name)
+        if opened is None:
+            if (memory.measured if old.under_load else memory.came_up)(old.when):
+                why = "it was measured" if old.under_load else "it came up"
+                pivots.append(record(grid, forecast, old, launches, why))
+        elif opened.why is None:
+            changed = len(opened.evidence) != len(old.evidence) or opened.chance > old.chance + 0.01
+            why = f"its chance is now {opened.chance:.0%}" if changed else "other launches gain less now"
+            pivots.append(record(grid, forecast, opened, launches, why))
+    return pivots
+
+
+def record(grid: Grid, forecast: Forecast, region: Region, after_launches: int, reopened: str | None = None) -> Pivot:
+    """The decision on a region for pivots.jsonl; `reopened` is the reason for reopening."""
     signatures = tuple(sorted({f.crash.signature for f in region.evidence}))
     trials = tuple(sorted({f.trial for f in region.evidence if f.trial is not None}))
-    elsewhere, promise = "nothing left", "no launch elsewhere"
+    elsewhere, promise = "nothing left", "no other launch"
     if region.alternative is not None:
-        server = grid.server(outlook.rows[region.alternative])
-        gain, cost_s = float(outlook.expected[region.alternative]), float(outlook.cost_s[region.alternative])
+        server = grid.server(forecast.rows[region.alternative])
+        gain, cost_s = float(forecast.expected[region.alternative]), float(forecast.cost_s[region.alternative])
         elsewhere = ", ".join(f"{k}={v}" for k, v in server.items())
-        promise = f"{gain:.1%} for {cost_s:.0f} s elsewhere"
+        promise = f"{gain:.1%} for {cost_s:.0f} s in the best other launch"
     told = (f"{len(region.evidence)} crash{'es' if len(region.evidence) != 1 else ''} of "
             f"{len(signatures)} signature{'s' if len(signatures) != 1 else ''}")
     total = f"{region.upper:.1%} at best x {region.chance:.0%} for {region.cost_s:.0f} s against {promise}"
@@ -192,23 +210,120 @@ def record(grid: Grid, outlook: Outlook, region: Region, after_launches: int, re
         lacking = region.why is not None and region.why.startswith(LACKING)
         opens = f"{region.opens} and {works}" if lacking else f"{works}, or {region.opens}"
     else:
-        reason, opens = f"{region.name} opened again: {reopened} ({total})", "it is open"
+        reason, opens = f"{region.name} reopened: {reopened} ({total})", "it is open"
     return Pivot("close" if reopened is None else "reopen", region.when, trials, signatures, region.belief,
                  region.chance, region.upper, region.cost_s, elsewhere, region.left, reason, opens, after_launches)
 
 
-def _inside(outlook: Outlook, when: Mapping[int, tuple[int, ...]]) -> Mask:
-    inside = np.ones(len(outlook.rows), dtype=bool)
+def _inside(forecast: Forecast, when: Mapping[int, tuple[int, ...]]) -> Mask:
+    inside = np.ones(len(forecast.rows), dtype=bool)
     for column, codes in when.items():
-        inside &= np.isin(outlook.rows[:, column], codes)
+        inside &= np.isin(forecast.rows[:, column], codes)
     return inside
 
 
-def _top(outlook: Outlook, inside: Mask) -> float:
-    """The best chance in a region among launches that could gain anything."""
-    return float((outlook.chance * (inside & (outlook.upper > 0))).max(initial=0.0))
+def _top(forecast: Forecast, inside: Mask) -> float:
+    """Best chance in a region among launches with a possible gain."""
+    return float((forecast.chance * (inside & (forecast.upper > 0))).max(initial=0.0))
 
 
 def _choice(grid: Grid, column: int, code: int) -> Value:
     choices = grid.params[column].choices
     return choices[code] if code < len(choices) else "absent"
+
+
+HOPELESS = 0.1  # chance of the best launch below which a study without any running server ends
+DEAD_LAUNCHES = 20  # crashed launches without a success that end the search
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """State of the search: best configuration, closed regions, whether other workers are busy."""
+
+    best: tuple[Key, int] | None
+    closed: Sequence[str]
+    busy: bool
+
+
+def stop_reason(memory: Observations, forecast: Forecast, worth: Floats, standing: Standing,
+                least: float) -> Stop | None:
+    """The reason to stop; None while a launch is expected to gain at least `least`."""
+    came_up = any(s.came_up for s in memory.servers.values())
+    told = summary(memory, standing.best)
+    if not forecast.gain.size or forecast.gain.max() <= 0:
+        if standing.busy:
+            return Stop(StopKind.EXHAUSTED, "other workers are measuring every remaining configuration")
+        if not came_up:
+            return Stop(StopKind.CRASHES, f"all {memory.launches} launches crashed, and no configuration is left")
+        return Stop(StopKind.EXHAUSTED, f"no configuration is left to try: {told}")
+    if not came_up and (memory.launches >= DEAD_LAUNCHES or forecast.chance.max() < HOPELESS):
+        return Stop(StopKind.CRASHES, f"all {memory.launches} launches crashed; the best remaining one has a chance of "
+                    f"{forecast.chance.max():.0%}")
+    if came_up and standing.best is not None and worth.max() < least:
+        gave_up = f"; closed: {', '.join(sorted(standing.closed))}" if standing.closed else ""
+        return Stop(StopKind.GAIN, f"{told}: no remaining launch is expected to gain {least:.2%} "
+                    f"(the best one {worth.max():.2%}){gave_up}")
+    if worth.max() <= 0:
+        return Stop(StopKind.CRASHES, "every remaining region is closed: see the pivots")
+    return None
+
+
+def summary(memory: Observations, best: tuple[Key, int] | None) -> str:
+    """Comparison of the best configuration with the baseline, in words."""
+    if best is None:
+        return "nothing feasible was measured"
+    server, load = memory.grid.space.split(memory.grid.space.baseline)
+    if best == (memory.key(server), memory.grid.load_index(load)):
+        return "the baseline is already the best"
+    if best[0] == memory.key(server):
+        return "the baseline's server is already the best, under another load"
+    return "the best so far stands"
+
+
+BASELINE_CHANCE = 0.95
+RETRY_CHANCE = 0.5
+
+
+def after_crashes(memory: Observations, crashes: CrashModel, busy: AbstractSet[Key],
+         candidates: Callable[[], Codes]) -> Launch | Stop | None:
+    """A retry after a transient crash, a check of the host after an environment crash, or None."""
+    for key, server in memory.servers.items():
+        crashes_here = server.launch_crashes
+        if (not server.came_up and len(crashes_here) == 1 and crashes_here[0].blame is Blame.TRANSIENT
+                and key not in busy):
+            return Launch(memory.grid.server(server.row), f"its crash ({crashes_here[0].category}) looked transient: "
+                          "one retry, then it counts against the configuration", 0.0, RETRY_CHANCE, intent="retry")
+    return _confirmation(memory, crashes, busy, candidates)
+
+
+def _confirmation(memory: Observations, crashes: CrashModel, busy: AbstractSet[Key],
+                  candidates: Callable[[], Codes]) -> Launch | Stop | None:
+    """One launch of the last good configuration if an environment crash may mean that the host is broken.
+
+    A crashed configuration with a choice that never came up needs no check: the host lacks that feature.
+    """
+    confirmed = {crash.signature for passes, _, crash in memory.environment if memory.passes > passes}
+    doubted = [e for e in memory.environment if e[0] == memory.passes and e[2].signature not in confirmed]
+    if memory.last_good is not None:
+        doubted = [e for e in doubted if all(seen[code] for seen, code in zip(crashes.seen, e[1], strict=True))]
+    if not doubted:
+        return None
+    crash = doubted[0][2]
+    if memory.last_good is not None:
+        good = memory.servers[memory.last_good]
+        if good.launch_crashes:
+            return Stop(StopKind.HOST, f"{crash.category} was blamed on the environment, and the last good "
+                        "configuration does not start any more: repair this host")
+        if memory.last_good in busy:
+            return None
+        return Launch(memory.grid.server(good.row), f"{crash.category} was blamed on the environment: the last good "
+                      "configuration shows whether this host still works", 0.0, BASELINE_CHANCE, intent="confirm")
+    if len(doubted) > 1:
+        return Stop(StopKind.HOST, f"{crash.category} was blamed on the environment, and so was a configuration "
+                    "that shares as little as possible with it: nothing can run here")
+    rows = candidates()
+    shared = (rows == np.array(doubted[0][1], dtype=np.int16)).sum(axis=1)
+    far = rows[shared == shared.min()]
+    pick = far[int(np.argmax(crashes.chance(far)))]
+    return Launch(memory.grid.server(pick), f"{crash.category} was blamed on the environment: a configuration that "
+                  "shares as little as possible with it shows whether anything can run here", 0.0, RETRY_CHANCE)

@@ -1,11 +1,10 @@
-"""Optuna's own samplers behind the same protocol, for comparison: `tpe`, `random` and `grid`.
+"""Optuna's samplers behind the same protocol, for comparison: `tpe`, `random` and `grid`.
 
-    strategy = Plain(space, "tpe", Limits(hours=8.0), seed=0)
+    strategy = OptunaStrategy(space, "tpe", Limits(hours=8.0), seed=0)
 
-One trial is one configuration and one launch, as in a plain Optuna study. A crash is told as PRUNED with a constraint
-graded by its stage (`history.severity`), a broken limit as a constraint, a configuration that the space's rules forbid
-as PRUNED without a launch. The Optuna study behind it lives in memory; what is told without having been asked for
-(a resumed study, another worker) becomes a trial of it.
+One trial is one configuration and one launch, as in a plain Optuna study. A crash is PRUNED with a constraint graded by
+its stage, a violated limit is a constraint, and a forbidden configuration is PRUNED without a launch. The Optuna study
+lives in memory; observations from elsewhere (a resumed study, another worker) become trials of it.
 """
 
 from __future__ import annotations
@@ -18,17 +17,14 @@ from typing import TYPE_CHECKING
 from autotune.records import Config, Crash, UsageError, Value, config_key
 from autotune.search.protocol import Best, Launch, Limits, Measured, Observation, Pivot, Stop, StopKind
 from autotune.space.space import ENUMERABLE, Param, Space
-from autotune.storage.study import suggest
-from autotune.storage.trial import severity
+from autotune.storage.trial import severity, suggest
 
 if TYPE_CHECKING:
     import optuna
 
 SAMPLERS = ("tpe", "random", "grid")
-FORBIDDEN = 5.0
-"""Constraint told for a configuration that a rule forbids: worse than any crash."""
-TRIES = 2000
-"""Proposals in a row that are forbidden or run elsewhere, after which the sampler is taken to be at its end."""
+FORBIDDEN = 5.0  # constraint of a forbidden configuration: worse than any crash
+TRIES = 2000  # unusable proposals in a row that end the search
 
 
 @dataclasses.dataclass
@@ -53,14 +49,14 @@ class OptunaStrategy:
         self.sampler = _sampler(space, sampler, seed)
         self.study = optuna.create_study(direction="maximize", sampler=self.sampler)
         self.launches, self.used_s = 0, 0.0
-        self._asked: dict[str, _Asked] = {}  # by server part; those of other workers are not among them
+        self._asked: dict[str, _Asked] = {}  # own trials by server part
         self._unmeasured: set[str] = set()
         self._busy: set[str] = set()
         self._servers: set[str] = set()
         self._tried: set[str] = set()
         self._values: dict[str, list[Measured]] = {}
         self._configs: dict[str, tuple[Config, Config]] = {}
-        self._aside: list[Config] = []  # to be tried, but lost with their host, or their server part ran elsewhere
+        self._aside: list[Config] = []  # postponed: lost with a host, or pending on another worker
 
     def propose(self) -> Launch | Stop:
         """The sampler's next configuration; the baseline first."""
@@ -77,15 +73,15 @@ class OptunaStrategy:
             return self._choose(again, first, told)
 
     def _choose(self, again: Config | None, first: bool, told: contextlib.ExitStack) -> Launch | Stop:
-        """A proposal that runs nowhere else. Those that do are told to be gone when `told` is closed.
+        """A proposal that no other worker runs.
 
-        Until then they count as running, so that a sampler which keeps away from what runs (TPE) does not name them on
-        and on. A grid names nothing twice.
+        Proposals that run elsewhere are pruned when `told` is closed; until then they count as running, so that TPE
+        avoids them. A grid names each cell only once.
         """
         for _ in range(TRIES):
             if again is None and self._exhausted():
-                return Stop(StopKind.EXHAUSTED, f"what is left of the grid ({len(self._aside)}) waits for launches "
-                            "elsewhere" if self._aside else "every configuration of the grid was tried")
+                return Stop(StopKind.EXHAUSTED, f"the rest of the grid ({len(self._aside)}) waits for other workers"
+                            if self._aside else "every configuration of the grid was tried")
             asked, again = self._ask(), None
             key = config_key({**asked.server, **asked.load})
             if self.space.forbidden({**asked.server, **asked.load}) is not None:
@@ -101,9 +97,9 @@ class OptunaStrategy:
             else:
                 self._asked[config_key(asked.server)] = asked
                 self._unmeasured.add(config_key(asked.server))
-                reason = "the baseline, with which everything is compared" if first else f"Optuna's {self.name} sampler"
+                reason = "the baseline, the reference of all comparisons" if first else f"Optuna's {self.name} sampler"
                 return Launch(asked.server, reason, 0.0, 1.0)
-        return Stop(StopKind.EXHAUSTED, f"{TRIES} proposals in a row were forbidden, known or running elsewhere")
+        return Stop(StopKind.EXHAUSTED, f"{TRIES} proposals in a row were forbidden, known or running on other workers")
 
     def next_load(self, server: Config) -> Config | None:
         """The load part of the trial; one per launch."""
@@ -150,7 +146,7 @@ class OptunaStrategy:
         self._busy.discard(config_key(server))
 
     def best(self) -> Best | None:
-        """The feasible configuration with the best mean; of what was told, nothing is smoothed."""
+        """The feasible configuration with the best mean of its measurements."""
         found: tuple[float, str] | None = None
         for key, seen in self._values.items():
             values = [math.log(m.value) for m in seen if m.value is not None and m.value > 0 and m.feasible]
@@ -159,11 +155,11 @@ class OptunaStrategy:
         return None if found is None else Best(*self._configs[found[1]], math.exp(found[0]))
 
     def pivots(self) -> list[Pivot]:
-        """None: samplers give no reasons."""
+        """Always empty: samplers give no reasons."""
         return []
 
     def _set_lost_aside(self) -> None:
-        """What was asked, is not told and runs no more was lost with its host: it is asked again."""
+        """Postpone trials that were lost with their host; they are proposed again."""
         for key in [key for key in self._asked if key not in self._busy]:
             lost = self._asked.pop(key)
             self._unmeasured.discard(key)
@@ -171,7 +167,7 @@ class OptunaStrategy:
             self._aside.append({**lost.server, **lost.load})
 
     def _again(self) -> Config | None:
-        """Something set aside that may be tried now."""
+        """A postponed configuration that may run now."""
         self._aside = [config for config in self._aside if config_key(config) not in self._tried]
         for i, config in enumerate(self._aside):
             if config_key(self.space.split(config)[0]) not in self._busy:
@@ -187,7 +183,7 @@ class OptunaStrategy:
         return _Asked(trial, *self.space.split(config))
 
     def _prune(self, trial: optuna.Trial, violation: float | None) -> None:
-        """Tell that a trial gave no value; without a violation nothing is held against it."""
+        """End a trial without a value: PRUNED with a violation, FAIL without one."""
         from optuna.trial import TrialState
 
         if violation is not None:
@@ -218,12 +214,12 @@ def _sampler(space: Space, name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 
 def _choice(param: Param, chosen: Value) -> Value:
-    """The choice that a sampler means: steps added up in floats may miss it by a hair."""
+    """The choice nearest to a sampled value, which float steps may miss slightly."""
     if param.step is None or isinstance(chosen, str):
         return chosen
     return min((c for c in param.choices if not isinstance(c, str)), key=lambda c: abs(c - chosen))
 
 
 def _last_of_a_grid() -> contextlib.AbstractContextManager[None]:
-    """GridSampler tries to stop a loop of Optuna's own at its last cell; there is none here, and the trial is told."""
+    """Ignore GridSampler's attempt to stop Optuna's own loop at the last cell; the trial itself is recorded."""
     return contextlib.suppress(RuntimeError)

@@ -1,11 +1,10 @@
-"""The default strategy: launch-aware, learning from crashes, giving regions up by a computed decision.
+"""The default strategy: launch-aware, learns from crashes, closes regions by a computed decision.
 
     strategy = LaunchAware(space, Limits(launches=40, hours=8.0), seed=0)
 
-One page of decisions, in this order: budgets, the baseline, what is owed (a retry, a confirmation), then the launch
-that is worth most per second among those that no pivot has closed, then a few checks by a sceptic, then why to stop.
-Everything is computed from what was told (`Memory`), so that telling a new strategy the same observations resumes the
-search; only the count of checks starts anew.
+Order of decisions: budgets, the baseline, retries after crashes, the launch with the highest worth per second outside
+closed regions, a few checks under stronger assumed effects, the reason to stop. All of it is computed from the
+observations, so a new strategy with the same observations resumes the search; only the count of checks starts anew.
 """
 
 from __future__ import annotations
@@ -16,38 +15,55 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.records import Config
-from autotune.search import pending as elsewhere
-from autotune.search import stopping
-from autotune.search import transfer as past_studies
-from autotune.search.acquisition import Belief, Costs, Outlook, look
+from autotune.search.acquisition import (
+    Belief,
+    Costs,
+    Forecast,
+    assuming_baseline_starts,
+    best_configuration,
+    chance_to_stay_best,
+    expected_best,
+    expected_from_prior,
+    forecast_launches,
+    next_load,
+    repeats,
+    unfamiliar,
+    with_pending,
+    without_choices_under_test,
+)
 from autotune.search.crash_hypotheses import Culprit
 from autotune.search.crash_model import CrashModel
-from autotune.search.grid import Codes, Grid
-from autotune.search.load_choice import next_load, repeats, unfamiliar
-from autotune.search.observations import MANY, Key, Memory
-from autotune.search.prior import Prior
+from autotune.search.grid import Codes, Floats, Grid
+from autotune.search.observations import MANY, Key, Observations
 from autotune.search.protocol import Best, Launch, Limits, Observation, Pivot, Stop, StopKind
-from autotune.search.regions import Region, record, review
-from autotune.search.retries import BASELINE_CHANCE, owed
-from autotune.search.transfer import Past
-from autotune.search.value_model import Floats, Strengths, ValueModel, normal_cdf
+from autotune.search.regions import (
+    BASELINE_CHANCE,
+    Region,
+    Standing,
+    after_crashes,
+    changes,
+    evaluate_regions,
+    stop_reason,
+)
+from autotune.search.transfer import Past, report
+from autotune.search.value_model import Prior, Strengths, ValueModel
 from autotune.space.space import Space
 
 __all__ = ["LaunchAware", "Limits"]
 
-NEW = 1  # choices never seen to come up that one launch may combine, so that its crash would tell which
-CENTRES = 4  # best configurations around which candidates of a large space are drawn
-CHECKS = 5  # launches that a sceptic may ask for, since the best last improved, before the search ends
-CHECK_GAIN = 0.005  # the least gain that the sceptic must expect of one
-CHECK_CHANCE = 0.6  # the least chance that one comes up
-DOUBT = (0.1, 0.5, 0.3)  # the sceptic's least sd of effects, share of pairs, share under a load
-RENEWED = 0.02  # growth of a large memory upon which strengths of effects are weighed anew
-BETTER = 0.005  # gain (in logs) that counts as an improvement
-LIKELY = 0.5  # chance from which the best so far is taken to stay it once pending launches have told
+NEW = 1  # choices per launch that never came up, so that a crash identifies its cause
+CENTRES = 4  # best configurations around which a large space is sampled
+CHECKS = 5  # checks before the end, since the best last improved
+CHECK_GAIN = 0.005  # least expected gain of a check
+CHECK_CHANCE = 0.6  # least chance of a check
+DOUBT = (0.1, 0.5, 0.3)  # least sd of effects, share of pairs and share under a load that a check assumes
+RENEWED = 0.02  # growth of a large study that triggers new strengths of effects
+BETTER = 0.005  # log gain that counts as an improvement
+LIKELY = 0.5  # least probability that a leader survives the pending launches, for measuring it again
 
 
 class LaunchAware:
-    """Implements `protocol.Strategy`. `past`: observations of past studies, as belief."""
+    """Implements `protocol.Strategy`. `past`: observations of past studies, as prior knowledge."""
 
     def __init__(self, space: Space, limits: Limits | None = None, seed: int = 0,
                  past: Sequence[Observation] = ()) -> None:
@@ -55,21 +71,21 @@ class LaunchAware:
         self.limits = limits or Limits()
         self.seed = seed
         self.grid = Grid(space)
-        self.memory = Memory(self.grid)
+        self.memory = Observations(self.grid)
         self.past = Past(self.grid, past) if past else None
         self._prior = Prior(self.grid, self.past)
         self._value = ValueModel(self.grid, self._prior)
         self._busy: set[Key] = set()
-        self._asked: dict[Key, int] = {}  # the load part that a pending server is measured under next, where known
-        self._fresh: dict[Key, int | None] = {}  # launched and not measured yet: the load part it was launched for
+        self._asked: dict[Key, int] = {}  # next load part of a pending server, if known
+        self._fresh: dict[Key, int | None] = {}  # launched, not measured: planned load part
         self._bar = 0.0
         self._closed: dict[str, Region] = {}
         self._pivots: list[Pivot] = []
-        self._checked = (0, -math.inf)  # checks made since the best was at this value
+        self._checked = (0, -math.inf)  # (checks, value of the best then)
         self._told = (-1, False)
         self._known = (-1, -1, -1)
         self._strengths: list[tuple[float, Strengths]] = []
-        self._weighed = 0  # observations when the strengths were weighed
+        self._weighed = 0  # observations at the last weighing of strengths
         self._beliefs: list[Belief] = []
         self._crashes = CrashModel(self.grid, self.memory.passed(), self.memory.served(), [])
         self._best: tuple[Key, int, float] | None = None
@@ -102,30 +118,30 @@ class LaunchAware:
         return written
 
     def culprits(self) -> list[Culprit]:
-        """What may have caused the crashes so far, likeliest first."""
+        """Possible causes of the crashes so far, likeliest first."""
         self._learn()
         return self._crashes.culprits()
 
     def past_report(self) -> str | None:
-        """How wrong past studies were, in a line; None without any."""
+        """One line on the accuracy of past studies; None without any."""
         if self.past is None:
             return None
         self._learn(True)
-        return past_studies.report(self.past, self._prior, self.memory.measurements(), self._trust_in_crashes())
+        return report(self.past, self._prior, self.memory.measurements(), self._trust_in_crashes())
 
     def propose(self) -> Launch | Stop:
-        """Raises nothing; deterministic given seed, observations and pending launches."""
+        """The next launch, deterministic given seed, observations and pending launches."""
         memory = self.memory
         decision = self.limits.spent(memory.launches + len(self._busy), memory.used_s) or self._baseline()
         if decision is None:
             self._learn()
-            decision = owed(memory, self._crashes, self._busy, self._candidates) or self._search()
+            decision = after_crashes(memory, self._crashes, self._busy, self._candidates) or self._search()
         if isinstance(decision, Launch):
             self._fresh.setdefault(memory.key(decision.server), None)
         return decision
 
     def next_load(self, server: Config) -> Config | None:
-        """The first call after `propose` always names a load part."""
+        """The next load part; never None on the first call after `propose`."""
         key = self.memory.key(server)
         load = self._next_load(key)
         if load is None:
@@ -144,10 +160,10 @@ class LaunchAware:
             planned = self._compared(key)
         if planned is not None:
             return planned
-        outlook = self._look(row, self._expecting(), set())
+        forecast = self._forecast(row, self._expecting(), set())
         if not fresh and self._best is not None and self._leads(*self._best, key):
             return self._best[1]  # a new leader is measured again: luck makes leaders
-        gains, again = outlook.gains[0], np.zeros(len(self.grid.load_rows))
+        gains, again = forecast.gains[0], np.zeros(len(self.grid.load_rows))
         if self._beliefs:
             gains = gains if fresh else np.maximum(gains, self._sceptic(row).gains[0])
             again = repeats(self.memory, self._beliefs[0][1], key)
@@ -158,20 +174,20 @@ class LaunchAware:
         return index
 
     def _leads(self, best: Key, load: int, value: float, key: Key) -> bool:
-        """Whether a server has the best so far, not surely yet, and is likelier to keep it than to lose it."""
-        if best != key or not self.memory.vague(key, load):
+        """True if a server leads with an uncertain value and probably keeps the lead."""
+        if best != key or not self.memory.uncertain(key, load):
             return False
-        return not self._busy or elsewhere.stays(value, self._beliefs[0][1], *self._pending()) >= LIKELY
+        return not self._busy or chance_to_stay_best(value, self._beliefs[0][1], *self._pending()) >= LIKELY
 
     def _compared(self, key: Key) -> int | None:
-        """The baseline's own load part, for its server, while nothing is known of it: everything is compared there."""
+        """The baseline's own load part, for its server, until it is measured: the reference of all comparisons."""
         baseline, load = self.space.split(self.space.baseline)
         index, server = self.grid.load_index(load), self.memory.servers.get(key)
         known = server is not None and index in self.memory.settled(server)
         return None if known or key != self.memory.key(baseline) else index
 
     def _usual_load(self, row: Codes) -> int:
-        """Where a server is measured that promises nothing: as the best so far, else as the baseline."""
+        """Load part of a server without an expected gain: that of the best, else of the baseline."""
         index = self._best[1] if self._best else self.grid.load_index(self.space.split(self.space.baseline)[1])
         allowed = np.flatnonzero(self.grid.allowed(row)[0])
         server = self.memory.servers.get(tuple(row[0].tolist()))
@@ -183,41 +199,44 @@ class LaunchAware:
         key = self.memory.key(server)
         if key in self.memory.servers or key in self._busy:
             return None
-        return Launch(server, "the baseline, with which everything is compared", 0.0, BASELINE_CHANCE)
+        return Launch(server, "the baseline, the reference of all comparisons", 0.0, BASELINE_CHANCE)
 
     def _search(self) -> Launch | Stop:
         self._learn(True)
-        crashes = elsewhere.hoped(self._crashes, self.memory.key(self.space.split(self.space.baseline)[0]), self._busy)
-        outlook = self._look(self._candidates(), self._expecting(True), self._busy, crashes)
-        worth, regions = review(self.grid, outlook, crashes, self.limits.gain, len(self._busy))
-        new = crashes.new(outlook.rows)
+        baseline = self.memory.key(self.space.split(self.space.baseline)[0])
+        crashes = assuming_baseline_starts(self._crashes, baseline, self._busy)
+        forecast = self._forecast(self._candidates(), self._expecting(True), self._busy, crashes)
+        worth, regions = evaluate_regions(self.grid, forecast, crashes, self.limits.gain, len(self._busy))
+        new = crashes.new(forecast.rows)
         if self._busy:
-            worth = elsewhere.apart(crashes, outlook.rows, worth, sorted(self._busy), self.limits.gain)
+            worth = without_choices_under_test(crashes, forecast.rows, worth, sorted(self._busy),
+                                                       self.limits.gain)
         fewest = int(new[worth >= self.limits.gain].min(initial=self.grid.width))
         worth[new > max(NEW, fewest)] = 0.0
-        self._decide(outlook, regions)
-        standing = stopping.Standing(self._best[:2] if self._best else None, list(self._closed), bool(self._busy))
-        stop = stopping.why(self.memory, outlook, worth, standing, self.limits.gain)
-        doubts = self._doubts(outlook, regions) if stop is not None and stop.kind is StopKind.GAIN else None
+        self._pivots += changes(self.memory, forecast, self._closed, regions)
+        self._closed = {region.name: region for region in regions if region.why is not None}
+        standing = Standing(self._best[:2] if self._best else None, list(self._closed), bool(self._busy))
+        stop = stop_reason(self.memory, forecast, worth, standing, self.limits.gain)
+        doubts = self._sceptical_check(forecast, regions) if stop is not None and stop.kind is StopKind.GAIN else None
         if doubts is not None:
-            outlook, worth = doubts
+            forecast, worth = doubts
         elif stop is not None:
             return stop
-        pick = int(np.argmax(worth / outlook.cost_s))
-        self._bar = float(worth[pick] / outlook.cost_s[pick])
-        key = tuple(outlook.rows[pick].tolist())
-        self._fresh[key] = int(np.argmax(self._planned(outlook, pick)))
+        pick = int(np.argmax(worth / forecast.cost_s))
+        self._bar = float(worth[pick] / forecast.cost_s[pick])
+        key = tuple(forecast.rows[pick].tolist())
+        self._fresh[key] = int(np.argmax(self._planned(forecast, pick)))
         server = self.memory.servers.get(key)
-        reason = (f"a check before the end: if effects are less regular than they look, it may gain "
-                  f"{float(outlook.gain[pick]):.1%}" if doubts else self._reason(outlook, regions, pick))
-        return Launch(self.grid.server(outlook.rows[pick]), reason, float(outlook.gain[pick]),
-                      float(outlook.chance[pick]), "measure" if server else None)
+        reason = (f"a check before the end: if interactions are strong, it may gain "
+                  f"{float(forecast.gain[pick]):.1%}" if doubts else self._reason(forecast, regions, pick))
+        return Launch(self.grid.server(forecast.rows[pick]), reason, float(forecast.gain[pick]),
+                      float(forecast.chance[pick]), "measure" if server else None)
 
     def _expecting(self, whole: bool = False) -> list[Belief]:
-        """The beliefs of one who knows which launches are pending, and has no news of them yet.
+        """Value models that take pending launches into account.
 
-        Before anything was measured they are the prior's, if anything is pending: none otherwise. whole: as if the
-        pending launches were then measured under every load part, so that servers are told apart and not loads.
+        Before the first measurement: those of the prior if launches are pending, else none. whole: assume that pending
+        launches are measured under every load part, which compares servers and not loads.
         """
         if not self._busy:
             return self._beliefs
@@ -226,38 +245,38 @@ class LaunchAware:
                  for row in rows]
         strengths = self._strengths
         if self._beliefs:
-            data = elsewhere.expected(self.memory.measurements(), self._beliefs[0][1], rows, loads)
+            data = with_pending(self.memory.measurements(), self._beliefs[0][1], rows, loads)
         else:
             strengths, every = self._value.usual_strengths(), len(self.grid.load_rows)
             if whole:
                 rows, loads = np.repeat(rows, every, axis=0), list(range(every)) * len(rows)
-            data = elsewhere.foreseen(self._prior, rows, loads)
+            data = expected_from_prior(self._prior, rows, loads)
         return [(weight, self._value.fit(data, some)) for weight, some in strengths]
 
     def _pending(self) -> tuple[Codes, Floats]:
-        """(n, P) server parts of pending launches, and (n, L) the chance that each comes up and survives a load."""
+        """(n, P) pending server parts, and (n, L) the probability that each comes up and survives a load part."""
         rows = np.array(sorted(self._busy), dtype=np.int16)
         serving = self._crashes.chance_serving(rows) * self.grid.allowed(rows)
         return rows, self._crashes.chance(rows)[:, None] * serving
 
-    def _planned(self, outlook: Outlook, pick: int) -> Floats:
-        """(L,) gains by which the first load part of a launch is chosen: blind, others than those of pending ones."""
+    def _planned(self, forecast: Forecast, pick: int) -> Floats:
+        """(L,) gains for choosing the first load part of a launch; before any measurement, other than pending ones."""
         if self._busy and not self._beliefs:
-            outlook, pick = self._look(outlook.rows[[pick]], self._expecting(), self._busy), 0
-        gains: Floats = outlook.gains[pick]
+            forecast, pick = self._forecast(forecast.rows[[pick]], self._expecting(), self._busy), 0
+        gains: Floats = forecast.gains[pick]
         return gains
 
     def _mark(self, beliefs: Sequence[Belief]) -> float | None:
-        """Log objective above which anything is a gain; None while nothing feasible was measured, nor is pending."""
+        """Log objective to beat; None while nothing feasible is measured or pending."""
         if self._best is None or not self._busy:
             return self._best[2] if self._best else beliefs[0][1].level if beliefs and not self._beliefs else None
-        return elsewhere.standing(self._best[2], self._beliefs[0][1], *self._pending())
+        return expected_best(self._best[2], self._beliefs[0][1], *self._pending())
 
-    def _doubts(self, outlook: Outlook, regions: Sequence[Region]) -> tuple[Outlook, Floats] | None:
-        """What a sceptic would still launch who takes effects and interactions to be large; None: nothing.
+    def _sceptical_check(self, forecast: Forecast, regions: Sequence[Region]) -> tuple[Forecast, Floats] | None:
+        """A launch that pays under large effects and interactions, or None.
 
-        The value model may be sure and wrong, where interactions that it took to be weak are strong. A few launches
-        that it does not believe in hold it to account; each improvement earns it as many again.
+        The value model may wrongly be certain that interactions are weak. A few checks test it before the end; each
+        improvement allows as many again.
         """
         best = self._best[2] if self._best else -math.inf
         count, at = self._checked
@@ -265,7 +284,7 @@ class LaunchAware:
             count = 0
         if count >= CHECKS or not self._strengths:
             return None
-        sceptic = self._sceptic(outlook.rows)
+        sceptic = self._sceptic(forecast.rows)
         worth = np.where(sceptic.chance < CHECK_CHANCE, 0.0, sceptic.expected)
         for region in regions:
             if region.why is not None:
@@ -275,48 +294,26 @@ class LaunchAware:
         self._checked = count + 1, max(best, at)
         return sceptic, worth
 
-    def _sceptic(self, rows: Codes) -> Outlook:
-        """The outlook of one who takes all effects and interactions to be large. Needs a measurement."""
+    def _sceptic(self, rows: Codes) -> Forecast:
+        """Forecast under large effects and interactions; needs a measurement."""
         variance, _ = self._strengths[0][1]
         wild = self._value.fit(self.memory.measurements(), (np.maximum(variance, DOUBT[0] ** 2), DOUBT[1:]))
-        return self._look(rows, [(1.0, wild)], self._busy)
+        return self._forecast(rows, [(1.0, wild)], self._busy)
 
-    def _reason(self, outlook: Outlook, regions: Sequence[Region], pick: int) -> str:
-        gain, chance = float(outlook.gain[pick]), float(outlook.chance[pick])
+    def _reason(self, forecast: Forecast, regions: Sequence[Region], pick: int) -> str:
+        gain, chance = float(forecast.gain[pick]), float(forecast.chance[pick])
         where = [r.name for r in regions if not r.under_load and r.inside[pick]]
         if where:
-            return (f"isolates {' and '.join(where)}: starts with {chance:.0%}, may gain up to "
-                    f"{float(outlook.upper[pick]):.1%}")
-        return f"{gain:.1%} expected gain if it starts, which it does with {chance:.0%}"
-
-    def _decide(self, outlook: Outlook, regions: Sequence[Region]) -> None:
-        """Note which regions were closed or opened since the last launch."""
-        closed = {r.name: r for r in regions if r.why is not None}
-        now = {r.name: r for r in regions}
-        for name, region in closed.items():
-            if name not in self._closed:
-                self._pivots.append(record(self.grid, outlook, region, self.memory.launches))
-        for name, before in self._closed.items():
-            if name in closed:
-                continue
-            opened = now.get(name)
-            if opened is None:
-                works = self.memory.measured if before.under_load else self.memory.came_up
-                if works(before.when):
-                    said = "it was measured" if before.under_load else "it came up"
-                    self._pivots.append(record(self.grid, outlook, before, self.memory.launches, said))
-                continue
-            changed = len(opened.evidence) != len(before.evidence) or opened.chance > before.chance + 0.01
-            why = f"its chance is now {opened.chance:.0%}" if changed else "launches elsewhere gain less by now"
-            self._pivots.append(record(self.grid, outlook, opened, self.memory.launches, why))
-        self._closed = closed
+            return (f"isolates {' and '.join(where)}: {chance:.0%} chance to start, may gain up to "
+                    f"{float(forecast.upper[pick]):.1%}")
+        return f"{gain:.1%} expected gain if it starts; {chance:.0%} chance to start"
 
     def _candidates(self) -> Codes:
         rng = np.random.default_rng([self.seed, self.memory.count])
         return self.grid.servers(rng, [_row(k) for k in self._leaders()])
 
     def _leaders(self) -> list[Key]:
-        """Server parts of the best configurations, for large spaces."""
+        """Server parts of the best configurations."""
         best: dict[Key, float] = {}
         for key, load in self.memory.leading():
             value = self.memory.servers[key].values[load][0].value or 0.0
@@ -324,10 +321,11 @@ class LaunchAware:
         leaders = sorted(best, key=lambda k: -best[k])[:CENTRES]
         return leaders or [self.memory.key(self.space.split(self.space.baseline)[0])]
 
-    def _look(self, rows: Codes, beliefs: Sequence[Belief], busy: set[Key],
-              crashes: CrashModel | None = None) -> Outlook:
+    def _forecast(self, rows: Codes, beliefs: Sequence[Belief], busy: set[Key],
+              crashes: CrashModel | None = None) -> Forecast:
         past = None if self.past is None else (self.past, self._trust_in_crashes())
-        return look(self.grid, self.memory, beliefs, crashes or self._crashes, rows, self._mark(beliefs), busy, past)
+        return forecast_launches(self.grid, self.memory, beliefs, crashes or self._crashes, rows, self._mark(beliefs),
+                                 busy, past)
 
     def _trust_in_crashes(self) -> float:
         if self.past is None:
@@ -335,14 +333,14 @@ class LaunchAware:
         return self.past.trust_in_crashes(self.memory.passed(), self.memory.crashed())
 
     def _learn(self, full: bool = False) -> None:
-        """Bring the models up to what was told."""
+        """Update the models with the newest observations."""
         memory = self.memory
         if self._told == (memory.count, full):
             return
         self._told = (memory.count, full)
         data = memory.measurements()
         if len(data.rows):
-            many = len(data.rows) >= MANY  # then one candidate is kept, and weighed anew now and then
+            many = len(data.rows) >= MANY  # then one candidate is kept, and weighed again rarely
             if not self._strengths or (full and (not many or memory.count > (1 + RENEWED) * self._weighed)):
                 self._strengths, self._weighed = self._value.strengths(data), memory.count
                 if many:
@@ -353,28 +351,7 @@ class LaunchAware:
             self._known = known
             self._crashes = CrashModel(self.grid, memory.passed(), memory.served(), memory.evidence(),
                                        self._crashes)
-        self._best = self._find_best()
-
-    def _find_best(self) -> tuple[Key, int, float] | None:
-        """The feasible configuration with the best mean less its sd, times the probability that it keeps the limits.
-
-        A mean alone would prefer lucky measurements to repeated ones.
-        """
-        feasible = self.memory.leading()
-        if not feasible or not self._beliefs:
-            return None
-        keys = list(dict.fromkeys(key for key, _ in feasible))
-        seen = self._beliefs[0][1].predict(np.array(keys, dtype=np.int16))
-        found: tuple[float, float, Key, int] | None = None
-        for key, load in feasible:
-            ratios, noise = self.memory.ratios(key, load)
-            kept = float(np.prod(normal_cdf(-ratios / noise)))
-            at = keys.index(key), load
-            value = float(seen.mean[at])
-            score = value - float(seen.sd[at]) + math.log(max(kept, 1e-9))
-            if found is None or score > found[0]:
-                found = score, value, key, load
-        return None if found is None else (found[2], found[3], found[1])
+        self._best = best_configuration(memory, self._beliefs[0][1]) if self._beliefs else None
 
 
 def _row(key: Key) -> Codes:

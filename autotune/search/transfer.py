@@ -1,38 +1,41 @@
-"""Past studies of other hosts, models or versions as belief, discounted by how badly they predict.
+"""Past studies (`study.warm_start`) as prior knowledge, weighed by how well they predict the present study.
 
-    past = Past(grid, observations)
+    past = Past(grid, past_observations(["outputs/OLD"], space, "tokens_per_joule"))
     past.effects(rows)             # predicted log objective, up to a constant
-    past.chance(rows)              # predicted chance to come up
+    past.chance(rows)              # predicted probability to come up
 
-What a past study says of parameters and choices that this space does not have is left out; a parameter that it did not
-have is taken to be the baseline's. `Prior.trust` and `trust_in_crashes` say how much of it counts here.
+Parameters and choices that the present space lacks are ignored; a parameter that a past study lacked counts as the
+baseline's choice.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from autotune.records import UsageError
+from autotune.records import Crash, UsageError, config_key
 from autotune.search.crash_model import CrashModel
-from autotune.search.grid import Codes, Grid
-from autotune.search.observations import Memory
-from autotune.search.prior import Floats, Prior
-from autotune.search.protocol import Observation
-from autotune.search.value_model import Data, Posterior, ValueModel
+from autotune.search.grid import Codes, Floats, Grid
+from autotune.search.observations import Observations
+from autotune.search.protocol import Measured, Observation
+from autotune.search.value_model import Data, Posterior, Prior, ValueModel
+from autotune.space.space import Space
+from autotune.storage.database import sqlite_url
+from autotune.storage.schema import CorruptStudy, study_attributes
+from autotune.storage.trial import TrialRecord, record_of
 
-WRONG = 3.0
-"""A launch that a past study foretold wrongly counts as much against it as this many right ones for it."""
+WRONG = 3.0  # correct predictions that outweigh a wrong one
 
 
 class Past:
     """Models fitted to past observations, on the grid of the present space."""
 
     def __init__(self, grid: Grid, observations: Sequence[Observation]) -> None:
-        memory = Memory(grid)
+        memory = Observations(grid)
         self.told, self.used = len(observations), 0
         for observation in observations:
             fitting = _fitting(grid, observation)
@@ -55,11 +58,11 @@ class Past:
         return self._posterior.predict(rows).mean
 
     def chance(self, rows: Codes) -> Floats:
-        """(n,) chance that each server part came up there."""
+        """(n,) probability that each server part comes up, by past studies."""
         return self._crashes.chance(rows) if self._known else np.ones(len(rows))
 
     def trust_in_crashes(self, passed: Codes, crashed: Codes) -> float:
-        """Share in 0..1 of its chances that counts here, by how it foretold what came up and what crashed."""
+        """Trust in 0..1 in the past crash model, by its predictions of the present launches."""
         if not self._known:
             return 0.0
         right = float((self.chance(passed) > 0.5).sum() + (self.chance(crashed) <= 0.5).sum())
@@ -67,7 +70,7 @@ class Past:
         return (1 + right) / (2 + right + WRONG * wrong)
 
     def error(self, data: Data) -> float | None:
-        """Root mean square of how far its effects were off, in logs; None below two measurements."""
+        """Root mean square error of the predicted effects, in logs; None below two measurements."""
         if self._posterior is None or len(data.rows) < 2:
             return None
         off = data.y[:, 0] - self.effects(data.rows)[np.arange(len(data.rows)), data.loads]
@@ -75,18 +78,18 @@ class Past:
 
 
 def report(past: Past, prior: Prior, data: Data, trust_in_crashes: float) -> str:
-    """One line on what past studies were worth."""
+    """One line on the accuracy of past studies."""
     error = past.error(data)
     told = f"warm start: {past.used} of {past.told} past observations fit this space"
     if error is None:
-        return f"{told}; nothing was measured here to hold them against"
+        return f"{told}; nothing was measured here to compare with"
     return (f"{told}; their effects were off by {math.expm1(error):.0%} (root mean square of {len(data.rows)} "
             f"configurations measured here), so they count {prior.trust:.0%} in the value model and "
             f"{trust_in_crashes:.0%} in the crash model")
 
 
 def _fitting(grid: Grid, observation: Observation) -> Observation | None:
-    """The observation in terms of the present space; None when it has no place in it."""
+    """The observation in the present space; None if it does not fit."""
     space = grid.space
     full = {**observation.server, **(observation.load or {})}
     known = {p.name for p in space.params}
@@ -101,3 +104,77 @@ def _fitting(grid: Grid, observation: Observation) -> Observation | None:
     except (UsageError, KeyError):
         return None
     return dataclasses.replace(observation, server=server, load=load if observation.load is not None else None)
+
+
+def past_observations(sources: Iterable[str], space: Space, objective: str) -> list[Observation]:
+    """Observations of the studies in all sources, oldest first; values are relative within each study.
+
+    Sources are folders of outputs/, SQLite files or storage URLs. A study of another objective contributes its crashes
+    only. Raises UsageError for a missing source or one without a study.
+    """
+    out: list[Observation] = []
+    for source in sources:
+        for records, its_objective in _studies(source):
+            out += _observations(records, space, its_objective == objective)
+    return out
+
+
+def _studies(source: str) -> list[tuple[list[TrialRecord], str | None]]:
+    """(trials, objective) of each study of a storage."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    url = _url(source)
+    try:
+        names = optuna.study.get_all_study_names(url)
+        studies = [optuna.load_study(study_name=name, storage=url) for name in names]
+    except Exception as error:  # SQLAlchemy and its drivers share no base class of their own
+        line = (str(error).strip().splitlines() or [""])[0]
+        raise UsageError(f"study.warm_start: {source} cannot be read: {type(error).__name__}: {line[:200]}") from error
+    if not studies:
+        raise UsageError(f"study.warm_start: {source} holds no study")
+    found = []
+    for study in studies:
+        try:
+            identity = study_attributes(study.study_name, study.user_attrs).get("identity") or {}
+            records = [record_of(trial) for trial in study.get_trials(deepcopy=False)]
+        except CorruptStudy as error:
+            raise UsageError(f"study.warm_start: {source}: {error.problem}") from error
+        found.append((records, identity.get("objective")))
+    return found
+
+
+def _url(source: str) -> str:
+    if "://" in source:
+        return source
+    path = pathlib.Path(source).expanduser()
+    found = path / "study.db" if path.is_dir() else path
+    if not found.is_file():
+        raise UsageError(f"study.warm_start: no study in {source}: give a folder of outputs/ with a study.db, "
+                         "or a storage URL")
+    return sqlite_url(found.parent) if found.name == "study.db" else f"sqlite:///{found}"
+
+
+def _observations(records: Sequence[TrialRecord], space: Space, comparable: bool) -> list[Observation]:
+    values = [r.value for r in records if r.value is not None and r.value > 0 and comparable]
+    level = math.exp(sum(math.log(v) for v in values) / len(values)) if values else 1.0
+    loads = {p.name for p in space.load_params} | {"concurrency", "context"}
+    out, launched = [], set()
+    for record in records:
+        if record.state not in ("COMPLETE", "PRUNED") or record.confirm:
+            continue
+        server = {k: v for k, v in record.config.items() if k not in loads}
+        load = {k: v for k, v in record.config.items() if k in loads}
+        launch = f"{record.launch_id}/{config_key(server)}"
+        outcome: Measured | Crash
+        if record.crash is not None:
+            outcome = record.crash
+        else:
+            known = comparable and record.value is not None and not record.invalid_reasons
+            outcome = Measured(record.value / level if known and record.value is not None else None,
+                               record.score is not None and record.score.feasible)
+        before_load = record.crashed and not record.crashed_under_load
+        out.append(Observation(server, None if before_load else load, outcome, record.cost_s or 0.0,
+                               0.0 if launch in launched else record.launch_s or 1.0))
+        launched.add(launch)
+    return out

@@ -1,12 +1,14 @@
-"""What the objective is worth where it was not measured: a Gaussian process on its logarithm.
+"""Predicted objective of unmeasured configurations: a Gaussian process on its logarithm, with a prior mean.
 
-The log of the objective is a constant, plus a curve over the load, plus an effect of each server parameter, plus
-effects of pairs of parameters and of a parameter under a load (an ANOVA kernel: Durrande et al., "ANOVA kernels and
-RKHS of zero mean functions", 2013). Factors multiply on real servers, hence the logarithm. Choices of a numeric
-parameter that lie side by side are taken to be alike. How strong effects and interactions are is not fixed: a small
-grid of strengths is weighed by marginal likelihood (Rasmussen and Williams 2006, eq. 5.8).
+The log of the objective is a constant plus a curve over the load, an effect of each server parameter, and effects of
+pairs of parameters and of a parameter under a load (ANOVA kernel: Durrande et al., "ANOVA kernels and RKHS of zero mean
+functions", 2013). Logarithms, because factors multiply on real servers. Neighbouring choices of a numeric parameter are
+similar. A small grid of strengths of effects is weighed by marginal likelihood (Rasmussen and Williams 2006, eq. 5.8).
+Limits (log of measured / limit) share the kernel, because they follow the same throughput.
 
-Limits (measured / limit, also in logs) share the kernel, since they come from the same throughput.
+The prior mean comes from the space's `belief` and past studies. A belief is a range of factors: its middle (in logs)
+is the mean of the choice's effect, and a third of its width the standard deviation. A choice without a belief is
+expected slightly below the baseline's, because baselines are chosen with care.
 """
 
 from __future__ import annotations
@@ -14,36 +16,33 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.search.grid import Codes, Grid
-from autotune.search.prior import TRUST, Prior
+from autotune.records import Value
+from autotune.search.grid import Codes, Floats, Grid
 from autotune.space.space import Param
 
-Floats = NDArray[np.float64]
-
-OVERALL = 1.0  # sd of the unknown level, after the mean is taken out
+OVERALL = 1.0  # sd of the unknown level after centring
 LOAD = 0.8  # sd of the curve over the load
-STRENGTHS = ((0.02, 0.3), (0.07, 0.38), (0.2, 0.26), (0.4, 0.06))
-"""(sd of one parameter's effects, share of parameters that are like this)."""
+STRENGTHS = ((0.02, 0.3), (0.07, 0.38), (0.2, 0.26), (0.4, 0.06))  # (sd of a parameter's effects, share of parameters)
+# (variance of a pair's effect as a share of the product of the parameters' sds, prior probability)
 PAIRS = ((0.03, 0.6), (0.12, 0.3), (0.5, 0.1))
-"""(variance of a pair's effect, as a share of the product of the two parameters' sds; how likely that is)."""
-UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own
-RESIDUAL = 0.02  # sd of what is peculiar to one server part
-UNSEEN = 0.2  # least sd of the effect of a choice that was never measured
+UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own variance
+RESIDUAL = 0.02  # sd of the term of one server part
+UNSEEN = 0.2  # least sd of the effect of an unmeasured choice
 LEAST_WEIGHT = 0.03
-CANDIDATES = 4  # shares of interactions kept, of at least the least weight
+CANDIDATES = 4  # kept strengths of interactions with at least LEAST_WEIGHT
 SWEEPS = 2
 
-Strengths = tuple[Floats, tuple[float, float]]
-"""Variance of each parameter's effects, (share of pairs, share under a load)."""
+Strengths = tuple[Floats, tuple[float, float]]  # variance of each parameter's effects, (share of pairs, under a load)
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """rows: (n, P) server codes; loads: (n,) rows of grid.load_rows; y: (n, 1 + limits) logs; noise: (n,) sd."""
+    """rows: (n, P) server codes; loads: (n,) indices of load parts; y: (n, 1 + limits) logs; noise: (n,) sd."""
 
     rows: Codes
     loads: NDArray[np.intp]
@@ -53,10 +52,7 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Over (servers, loads): mean and sd of the log objective, and mean of the log ratio of each limit (k, n, L).
-
-    The sd of a ratio is taken to be the objective's.
-    """
+    """(n, L) mean and sd of the log objective, and (k, n, L) mean log ratio of each limit, with the same sd."""
 
     mean: Floats
     sd: Floats
@@ -64,7 +60,7 @@ class Prediction:
 
 
 class ValueModel:
-    """The posterior given observations. `fit` is a pure function of its arguments and of the prior."""
+    """Gaussian process; `fit` is a pure function of its arguments and the prior."""
 
     def __init__(self, grid: Grid, prior: Prior) -> None:
         self.grid, self.prior = grid, prior
@@ -74,7 +70,7 @@ class ValueModel:
         self._naming = np.random.default_rng(0).integers(1, 2 ** 40, size=grid.width)
 
     def fit(self, data: Data, strengths: Strengths) -> Posterior:
-        """The posterior, given how strong effects are."""
+        """Posterior for given strengths of effects."""
         prior: Floats = self.prior.mean(data.rows)[np.arange(len(data.rows)), data.loads]
         centre = np.asarray(data.y.mean(axis=0), dtype=np.float64)
         centre[0] -= prior.mean()
@@ -84,10 +80,10 @@ class ValueModel:
         return Posterior(self, data, centre, prior, strengths, factor)
 
     def strengths(self, data: Data) -> list[tuple[float, Strengths]]:
-        """How strong effects are: (weight, strengths), likeliest first, weights adding up to 1.
+        """(weight, strengths), likeliest first, with weights that add up to 1.
 
-        Parameters are weighed one after the other by marginal likelihood; interactions keep several candidates,
-        since few measurements say little about them. Sets the trust in past studies on the way.
+        Marginal likelihood weighs one parameter after the other. Interactions keep several candidates, because few
+        measurements say little about them. The trust in past studies is set in the same way.
         """
         rows, loads, noise = data.rows, data.loads, data.noise
         y = self._rest(data, self.prior.trust)
@@ -128,14 +124,14 @@ class ValueModel:
         return _kept(weights, options, variance)
 
     def usual_strengths(self) -> list[tuple[float, Strengths]]:
-        """The same before anything is measured."""
+        """Weighted strengths before the first measurement."""
         strengths, weights = np.array(STRENGTHS).T
         variance = np.full(self.grid.width, float((weights * strengths ** 2).sum()))
         options = list(itertools.product((a for a, _ in PAIRS), UNDER_LOAD))
         return _kept(np.array([w for _, w in PAIRS for _ in UNDER_LOAD]) / len(UNDER_LOAD), options, variance)
 
     def kernel(self, a: Codes, b: Codes, strengths: Strengths) -> tuple[Floats, Floats]:
-        """The kernel as (part free of the load, part that multiplies the likeness of loads), each (len(a), len(b))."""
+        """(len(a), len(b)) kernel as a part without the load and a part that multiplies the similarity of loads."""
         variance, share = strengths
         first, linear, squares = np.zeros((3, len(a), len(b)))
         for i, table in enumerate(self.server_tables):
@@ -166,20 +162,20 @@ class ValueModel:
         return out
 
     def _rest(self, data: Data, trust: float) -> Floats:
-        """(n,) what the prior leaves to be explained of the log objective."""
+        """(n,) centred residual of the log objective after the prior mean."""
         rest = data.y[:, 0] - self.prior.mixed(data.rows, trust)[np.arange(len(data.rows)), data.loads]
         out: Floats = rest - rest.mean()
         return out
 
     def _same(self, a: Codes, b: Codes) -> NDArray[np.bool_]:
-        """(len(a), len(b)): equal server parts."""
+        """(len(a), len(b)) True for equal server parts."""
         names_a, names_b = a.astype(np.int64) @ self._naming, b.astype(np.int64) @ self._naming
         out: NDArray[np.bool_] = names_a[:, None] == names_b[None, :]
         return out
 
 
 class Posterior:
-    """What is believed after the observations."""
+    """Posterior of the value model."""
 
     def __init__(self, model: ValueModel, data: Data, centre: Floats, prior: Floats, strengths: Strengths,
                  factor: Floats) -> None:
@@ -188,12 +184,11 @@ class Posterior:
         rest = data.y - centre
         rest[:, 0] -= prior
         self.solved = self.inverse @ rest
-        self.level = float(centre[0])
-        """Mean log objective of what was measured."""
+        self.level = float(centre[0])  # mean log objective of the measurements
         self._wider = [self._unseen(i) for i in range(model.grid.width)]
 
     def predict(self, rows: Codes) -> Prediction:
-        """For every server part of `rows` (m, P) under every load part."""
+        """Prediction for the server parts `rows` (m, P) under every load part."""
         model = self.model
         every = np.arange(len(model.grid.load_rows))
         base, loaded = model.kernel(self.rows, rows, self.strengths)
@@ -213,9 +208,9 @@ class Posterior:
         return Prediction(mean[0], np.sqrt(np.maximum(variance, 1e-10)), mean[1:])
 
     def _unseen(self, column: int) -> Floats:
-        """(choices + 1,) variance added for a choice never measured: its siblings' small effects say little of it.
+        """(choices + 1,) extra variance of unmeasured choices, about which other choices say little.
 
-        Not for numbers, whose neighbours tell, nor where the space says what to expect.
+        Zero for numeric parameters, whose neighbours are informative, and for choices with a belief.
         """
         param, scale = self.model.grid.server_params[column], self.model.prior.scales[column]
         out = np.full(len(param.choices) + 1, max(0.0, UNSEEN ** 2 - float(self.strengths[0][column])))
@@ -225,7 +220,7 @@ class Posterior:
 
 
 def _kept(weights: Floats, options: list[tuple[float, float]], variance: Floats) -> list[tuple[float, Strengths]]:
-    """The likeliest shares of interactions, with weights that add up to 1."""
+    """The likeliest strengths of interactions, with weights that add up to 1."""
     kept = sorted(((w, o) for w, o in zip(weights.tolist(), options, strict=True) if w > LEAST_WEIGHT),
                   reverse=True)[:CANDIDATES]
     total = sum(w for w, _ in kept)
@@ -251,7 +246,7 @@ def _evidence(k: Floats, y: Floats) -> Floats:
 
 
 def _likeness(param: Param, smooth: float = 0.5) -> Floats:
-    """Correlation of the effects of two choices of a parameter, (choices + 1) square: the last one is `absent`."""
+    """(choices + 1, choices + 1) correlation of the effects of a parameter's choices; the last one is `absent`."""
     n = len(param.choices) + 1
     out = np.eye(n)
     if param.numeric and n > 3:
@@ -271,6 +266,65 @@ def normal_cdf(z: Floats) -> Floats:
 
 
 def expected_improvement(mean: Floats, sd: Floats, best: float | Floats) -> Floats:
-    """Expected amount by which a normal exceeds `best` (Mockus 1978)."""
+    """Expected improvement of a normal variable over `best` (Mockus 1978)."""
     z = (mean - best) / sd
     return (mean - best) * normal_cdf(z) + sd * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+
+
+DOWN = 0.03  # log of the expected loss of a choice without a belief against the baseline's
+SIGMAS = 3.29  # width of a belief in sds: 90 % of a normal distribution
+USUAL_SD = 0.15  # sd of an effect without a belief (root mean square of STRENGTHS)
+NARROW = 0.2  # least sd of a believed effect, as a share of USUAL_SD
+TRUST = (0.0, 0.25, 0.5, 0.75, 1.0)  # candidate shares of past studies in the prior mean
+
+
+class PastValues(Protocol):
+    """Effects predicted by past studies."""
+
+    def effects(self, rows: Codes) -> Floats:
+        """(n, L) log objective, up to a constant."""
+
+
+class Prior:
+    """Prior mean of the log objective, and the scale of each choice's effect."""
+
+    def __init__(self, grid: Grid, past: PastValues | None = None) -> None:
+        self.grid, self.past = grid, past
+        self.trust = 0.5 if past is not None else 0.0  # share of past studies in the mean
+        believed = [_believed(grid, p, DOWN) for p in grid.server_params]
+        self.means = [mean for mean, _ in believed]
+        self.scales = [scale for _, scale in believed]  # (choices + 1,) sd of an effect over USUAL_SD
+        tables = [_believed(grid, p, 0.0)[0] for p in grid.load_params]
+        self.loads = np.sum([t[grid.load_rows[:, i]] for i, t in enumerate(tables)], axis=0) + np.zeros(
+            len(grid.load_rows))
+
+    def mean(self, rows: Codes) -> Floats:
+        """(n, L) log of the expected factor against the baseline."""
+        return self.mixed(rows, self.trust)
+
+    def mixed(self, rows: Codes, trust: float) -> Floats:
+        """The prior mean with a given trust in past studies, 0..1."""
+        own = np.sum([means[rows[:, i]] for i, means in enumerate(self.means)], axis=0) + np.zeros(len(rows))
+        believed: Floats = own[:, None] + self.loads[None, :]
+        if self.past is None or trust == 0:
+            return believed
+        return trust * self.past.effects(rows) + (1 - trust) * believed
+
+
+def _believed(grid: Grid, param: Param, down: float) -> tuple[Floats, Floats]:
+    """(choices + 1,) mean and scale of each choice's log factor against the baseline's; the last one is `absent`."""
+    belief = grid.space.belief.get(param.name, {})
+    usual = grid.space.baseline.get(param.name)
+    mean, scale = np.full(len(param.choices) + 1, -down), np.ones(len(param.choices) + 1)
+    for i, choice in enumerate((*param.choices, None)):
+        if _same(choice, usual):
+            mean[i] = 0.0
+        for other, (low, high) in belief.items():
+            if choice is not None and _same(choice, other):
+                mean[i] = (math.log(low) + math.log(high)) / 2
+                scale[i] = max(NARROW, math.log(high / low) / SIGMAS / USUAL_SD)
+    return mean, scale
+
+
+def _same(a: Value | None, b: Value | None) -> bool:
+    return a == b and isinstance(a, bool) == isinstance(b, bool)

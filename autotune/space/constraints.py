@@ -1,10 +1,10 @@
-"""Static rules as people write them, and what they say of the choices that there are.
+"""Static rules as files write them, and their expansion over a space's choices.
 
-    (written,) = parse_rules([{"tree_topk": {"above": "tree_budget"}, "because": "no room"}], "forbid")
-    written.among({"tree_budget": (4, 8), "tree_topk": (2, 8)})    # one Rule: tree_budget=4 with tree_topk=8
+    written = WrittenRule.parse({"tree_topk": Forms(above="tree_budget"), "because": "no room"}, "space s: forbid[0]")
+    written.expand({"tree_budget": (4, 8), "tree_topk": (2, 8)})    # one Rule: tree_budget=4 with tree_topk=8
 
-A condition on a parameter lists values, or compares with a number or with what another parameter has. Whatever reads
-rules later (search, report, preflight) sees lists only.
+A condition on a parameter lists values, or compares with a number or with another parameter. All later readers of rules
+(search, report, preflight) see lists only.
 """
 
 from __future__ import annotations
@@ -14,22 +14,59 @@ import fnmatch
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from autotune.records import Config, UsageError, Value
+from autotune.utils.validation import Number
 
+Values = tuple[Value, ...]
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le,
     "other_than": operator.ne, "no_multiple_of": lambda value, than: bool(than) and value % than != 0}
-BESIDE = ("times", "otherwise")
-FORMS = (*COMPARISONS, *BESIDE, "none_of", "like", "unlike", "given")
+Operand = Annotated[Number | str, msgspec.Meta(description="a number or the name of a parameter")] | None
+
+
+class Forms(msgspec.Struct, forbid_unknown_fields=True):
+    """A condition in a file, as a mapping. All keys that are given must hold.
+
+    times, otherwise: see Bound. given: false matches configurations without the parameter, and stands alone.
+    """
+
+    above: Operand = None
+    at_least: Operand = None
+    below: Operand = None
+    at_most: Operand = None
+    other_than: Operand = None
+    no_multiple_of: Operand = None
+    times: Number | None = None
+    otherwise: Number | None = None
+    none_of: list[Value] | Value | None = None
+    like: list[Value] | Value | None = None
+    unlike: list[Value] | Value | None = None
+    given: bool | None = None
+
+    def __post_init__(self) -> None:
+        present = {name for name in self.__struct_fields__ if getattr(self, name) is not None}
+        bounds = [getattr(self, name) for name in COMPARISONS if name in present]
+        if present <= {"times", "otherwise"}:
+            raise ValueError("nothing to compare with: a condition is a value, a list of them, or a mapping with "
+                             f"{', '.join(self.__struct_fields__)}")
+        if present & {"times", "otherwise"} and not any(isinstance(than, str) for than in bounds):
+            raise ValueError("times and otherwise go with a comparison with a parameter")
+        if self.given is False and present != {"given"}:
+            raise ValueError("given is true, or false and then alone")
+
+
+RuleFile = dict[str, Value | list[Value] | Forms]  # conditions by parameter, and `because`
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """A combination known not to work: every parameter of `when` has one of the listed values."""
 
-    when: Mapping[str, tuple[Value, ...]]
+    when: Mapping[str, Values]
     because: str
 
     def matches(self, config: Config) -> bool:
@@ -38,9 +75,9 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """A comparison with a number, or with `times` what the parameter `than` has.
+    """A comparison with a number, or with `times` the value of the parameter `than`.
 
-    `otherwise` is the number to compare with where there is no such parameter; None: the comparison does not hold.
+    `otherwise` replaces a parameter that has no value; None: the comparison then fails.
     """
 
     holds: Callable[[float, float], bool]
@@ -56,21 +93,31 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """What one parameter must be for a rule to apply. All parts that are there must hold.
+    """The values of one parameter under which a rule applies. All parts must hold.
 
-    given: whether the parameter must have a value at all; False: the configuration lacks it, and it has no default.
+    given: False requires a configuration without the parameter, and no default for it.
     """
 
     given: bool = True
-    listed: tuple[Value, ...] | None = None
-    none_of: tuple[Value, ...] = ()
+    listed: Values | None = None
+    none_of: Values = ()
     like: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
     bounds: tuple[Bound, ...] = ()
 
+    @classmethod
+    def parse(cls, raw: Value | list[Value] | Forms) -> Condition:
+        if not isinstance(raw, Forms):
+            return cls(listed=_tuple(raw))
+        times = 1.0 if raw.times is None else raw.times
+        bounds = tuple(Bound(holds, than if isinstance(than, str) else float(than), times, raw.otherwise)
+                       for name, holds in COMPARISONS.items() if (than := getattr(raw, name)) is not None)
+        return cls(raw.given is not False, None, _tuple(raw.none_of), tuple(map(str, _tuple(raw.like))),
+                   tuple(map(str, _tuple(raw.unlike))), bounds)
+
     @property
     def names(self) -> tuple[str, ...]:
-        """Parameters that it compares with."""
+        """The parameters on the other side of a comparison."""
         return tuple(bound.than for bound in self.bounds if isinstance(bound.than, str))
 
     def holds(self, value: Value, config: Config) -> bool:
@@ -86,51 +133,59 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class WrittenRule:
-    """A rule as a file has it."""
+    """A rule of a file."""
 
     when: Mapping[str, Condition]
     because: str
 
+    @classmethod
+    def parse(cls, raw: RuleFile, where: str) -> WrittenRule:
+        """Raises UsageError for a rule without a parameter or without `because`."""
+        because = raw.get("because")
+        when = {name: Condition.parse(condition) for name, condition in raw.items() if name != "because"}
+        if not because or not when or isinstance(because, list | Forms):
+            raise UsageError(f"{where}: each forbid rule names at least one parameter and says because")
+        return cls(when, str(because))
+
     @property
     def names(self) -> tuple[str, ...]:
-        """Every parameter that it names."""
+        """Every parameter that the rule names."""
         return tuple(dict.fromkeys([*self.when, *(n for condition in self.when.values() for n in condition.names)]))
 
-    def among(self, choices: Mapping[str, tuple[Value, ...]],
-              default: Callable[[str], Value | None] = lambda name: None,
-              conditions: Mapping[str, Mapping[str, tuple[Value, ...]]] | None = None) -> tuple[Rule, ...]:
-        """What it says of these choices; nothing where it cannot apply.
+    def expand(self, choices: Mapping[str, Values], default: Callable[[str], Value | None] = lambda name: None,
+               conditions: Mapping[str, Mapping[str, Values]] | None = None) -> tuple[Rule, ...]:
+        """The rule in terms of these choices; () where it cannot apply.
 
-        A parameter that a configuration does not have has its default; without one, a condition on it never holds. That
-        is one that is not among the choices, or whose own condition (`conditions`, by name) is not fulfilled.
+        conditions: the `when` of each parameter. A configuration lacks a parameter that is not among the choices or
+        whose condition is not met. A lacking parameter has its default; without a default, no condition on it holds.
         """
         conditions = conditions or {}
         optional = [name for name in self.names if name in choices and conditions.get(name)]
         found: list[Rule] = []
         for count in range(len(optional) + 1):
             for lacking in itertools.combinations(optional, count):
-                there = {name: values for name, values in choices.items() if name not in lacking}
-                ways = [list(_ways_without(name, choices, conditions)) for name in lacking]
-                for when in self._said(there, default):
-                    for way in itertools.product(*ways):
-                        full = _together([when, *way])
+                present = {name: values for name, values in choices.items() if name not in lacking}
+                absences = [list(_absences(name, choices, conditions)) for name in lacking]
+                for when in self._expand_present(present, default):
+                    for absence in itertools.product(*absences):
+                        full = _intersection([when, *absence])
                         if full is not None and not set(full) & set(lacking):
                             found.append(Rule(full, self.because))
         return tuple(found)
 
-    def _said(self, choices: Mapping[str, tuple[Value, ...]],
-              default: Callable[[str], Value | None]) -> Iterator[Mapping[str, tuple[Value, ...]]]:
-        """What it says where every configuration has all of these parameters, and of the others the defaults."""
+    def _expand_present(self, choices: Mapping[str, Values],
+                        default: Callable[[str], Value | None]) -> Iterator[Mapping[str, Values]]:
+        """The rule where every configuration has all of `choices` and the defaults of all other parameters."""
         compared = [n for n in dict.fromkeys(n for c in self.when.values() for n in c.names)]
         inside = [name for name in compared if name in choices]
         outside = {name: value for name in compared if name not in choices and (value := default(name)) is not None}
         for values in itertools.product(*(choices[name] for name in inside)):
-            yield from self._where(choices, default, dict(zip(inside, values, strict=True)), outside)
+            yield from self._expand_fixed(choices, default, dict(zip(inside, values, strict=True)), outside)
 
-    def _where(self, choices: Mapping[str, tuple[Value, ...]], default: Callable[[str], Value | None],
-               fixed: Config, outside: Config) -> Iterator[Mapping[str, tuple[Value, ...]]]:
-        """What it says where the parameters that it compares with have the values of `fixed`."""
-        when: dict[str, tuple[Value, ...]] = {name: (value,) for name, value in fixed.items()}
+    def _expand_fixed(self, choices: Mapping[str, Values], default: Callable[[str], Value | None],
+                      fixed: Config, outside: Config) -> Iterator[Mapping[str, Values]]:
+        """The rule where the compared parameters have the values of `fixed`."""
+        when: dict[str, Values] = {name: (value,) for name, value in fixed.items()}
         for name, condition in self.when.items():
             if name in choices:
                 when[name] = tuple(c for c in when.get(name, choices[name]) if condition.holds(c, {**outside, **fixed}))
@@ -144,69 +199,25 @@ class WrittenRule:
         yield when
 
 
-def _ways_without(name: str, choices: Mapping[str, tuple[Value, ...]],
-                  conditions: Mapping[str, Mapping[str, tuple[Value, ...]]]) -> Iterator[dict[str, tuple[Value, ...]]]:
-    """What a configuration that lacks a parameter has instead: each way by itself is enough."""
+def _absences(name: str, choices: Mapping[str, Values],
+              conditions: Mapping[str, Mapping[str, Values]]) -> Iterator[dict[str, Values]]:
+    """The choices of other parameters under which a configuration lacks `name`; each item suffices alone."""
     for other, values in conditions.get(name, {}).items():
         if rest := tuple(choice for choice in choices[other] if not among(choice, values)):
             yield {other: rest}
-        yield from _ways_without(other, choices, conditions)
+        yield from _absences(other, choices, conditions)
 
 
-def _together(parts: Sequence[Mapping[str, tuple[Value, ...]]]) -> dict[str, tuple[Value, ...]] | None:
-    """All of these lists of values at once; None where they leave a parameter none."""
-    when: dict[str, tuple[Value, ...]] = {}
+def _intersection(parts: Sequence[Mapping[str, Values]]) -> dict[str, Values] | None:
+    """The values that all parts allow; None if a parameter has none left."""
+    when: dict[str, Values] = {}
     for name, values in (item for part in parts for item in part.items()):
         when[name] = tuple(value for value in when.get(name, values) if among(value, values))
     return when if all(when.values()) else None
 
 
-def parse_rules(items: Any, where: str) -> tuple[WrittenRule, ...]:
-    """The rules of a space's `forbid`, or of an engine file. Raises UsageError."""
-    if not isinstance(items or [], list):
-        raise UsageError(f"{where}: forbid must be a list of rules, not {items!r}")
-    return tuple(_rule(item, where) for item in items or [])
-
-
-def _rule(item: Any, where: str) -> WrittenRule:
-    if not isinstance(item, Mapping):
-        raise UsageError(f"{where}: forbid must be a mapping" + (" (it is missing)" if item is None else ""))
-    because = item.get("because")
-    when = {str(k): _condition(v, f"{where}: {k}") for k, v in item.items() if k != "because"}
-    if not because or not when:
-        raise UsageError(f"{where}: each forbid rule names at least one parameter and says because")
-    return WrittenRule(when, str(because))
-
-
-def _condition(raw: Any, where: str) -> Condition:
-    if not isinstance(raw, Mapping):
-        return Condition(listed=tuple(raw) if isinstance(raw, list | tuple) else (raw,))
-    unknown = sorted(str(key) for key in raw if key not in FORMS)
-    if unknown or set(raw) <= set(BESIDE):
-        wrong = f"unknown key {unknown[0]}" if unknown else "nothing to compare with"
-        raise UsageError(f"{where}: {wrong}: a condition is a value, a list of them, or a mapping with "
-                         f"{', '.join(FORMS)}")
-    beside = {key: raw[key] for key in BESIDE if key in raw}
-    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in beside.values()):
-        raise UsageError(f"{where}: times and otherwise are numbers")
-    bounds = []
-    for key in (key for key in COMPARISONS if key in raw):
-        than = raw[key]
-        if isinstance(than, bool) or not isinstance(than, int | float | str):
-            raise UsageError(f"{where}: {key} takes a number or the name of a parameter, not {than!r}")
-        bounds.append(Bound(COMPARISONS[key], than if isinstance(than, str) else float(than), **beside))
-    if beside and not any(isinstance(bound.than, str) for bound in bounds):
-        raise UsageError(f"{where}: times and otherwise go with a comparison with a parameter")
-    lists = {key: tuple(v) if isinstance(v := raw[key], list) else (v,) for key in ("none_of", "like", "unlike")
-             if key in raw}
-    if not isinstance(raw.get("given", True), bool) or raw.get("given") is False and len(raw) > 1:
-        raise UsageError(f"{where}: given is true, or false and then alone")
-    return Condition(raw.get("given", True), bounds=tuple(bounds), none_of=lists.get("none_of", ()),
-                     like=tuple(map(str, lists.get("like", ()))), unlike=tuple(map(str, lists.get("unlike", ()))))
-
-
 def number(value: Any) -> float | None:
-    """A choice as a number, also where it is written as a text; None for what is none."""
+    """A choice as a number, also if it is a text such as "16"; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -216,19 +227,23 @@ def number(value: Any) -> float | None:
 
 
 def text(value: Any) -> str:
-    """A choice as YAML and command lines spell it: true/false for booleans."""
+    """A choice in the spelling of YAML and command lines: true/false for booleans."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def among(value: Value, values: Sequence[Value]) -> bool:
-    """Membership that does not take True for 1, as Python and JSON round trips would."""
+    """Membership that tells True from 1; Python and a JSON round trip do not."""
     return any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values)
 
 
 def same_as(value: Value, values: Sequence[Value]) -> bool:
-    """Whether a value is one of these, or is spelled like one."""
+    """Membership by value or by spelling."""
     return among(value, values) or text(value) in {text(v) for v in values}
 
 
 def _fits(value: Value, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(text(value), pattern) for pattern in patterns)
+
+
+def _tuple(value: Value | list[Value] | None) -> Values:
+    return tuple(value) if isinstance(value, list) else () if value is None else (value,)

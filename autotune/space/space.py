@@ -3,7 +3,7 @@
     space = Space.parse(mapping, where="search_spaces/local.yaml")
     server, load = space.split(config)
 
-A parameter's choices are ordered. `load: true` marks a load part, changed on a live server.
+A parameter's choices are ordered. `load: true` marks a load parameter, which changes on a live server.
 """
 
 from __future__ import annotations
@@ -11,47 +11,87 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from autotune.records import Config, UsageError, Value, canonical, config_key, digest
-from autotune.space.constraints import Rule, WrittenRule, among, parse_rules, text
+from autotune.space.constraints import Rule, RuleFile, WrittenRule, among, text
 from autotune.utils.redact import Redactor
 from autotune.utils.text import printable
+from autotune.utils.validation import Number, convert, shown
 
-NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
-MODEL = re.compile(r"[a-z_][a-z0-9_.]{0,99}")
-KEYS = {"name", "engine", "model", "needs", "params", "forbid", "belief", "baseline", "describe",
-        "workload", "limits", "study", "power", "server", "agreement"}
-NEEDS = {"gpus", "gpu_name", "gpu_memory_gib"}
+# Sections of a space that overlay the settings of the same name in conf/.
 OVERLAYS = ("workload", "limits", "study", "power", "server", "agreement")
-"""Sections of a space that overlay the settings of the same name in conf/."""
-ENUMERABLE = 200_000
+ENUMERABLE = 200_000  # configurations that a grid may hold
 MOST_CHOICES = 1000
-MOST_AT_ONCE = 65536
-"""Requests in flight: each takes a port of this machine."""
-LARGEST = 2**63
+MOST_CONCURRENCY = 65536  # each request in flight takes a port of this machine
+LARGEST_INT = 2**63
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}\Z", description=(
+    "letters, digits, _, - and dots (at most 100, no dot first)"))]  # a study's folder is named after it
+ModelName = Annotated[str, Meta(pattern=r"^[a-z_][a-z0-9_.]{0,99}\Z", description=(
+    "small letters, digits, dots and _, and begin with a letter or _"))]
+Amount = Annotated[int, Meta(ge=0, le=10**9)] | Annotated[float, Meta(ge=0, le=1e9)]
+Factors = Annotated[tuple[Number, Number], Meta(description="[low, high], factors with 0 < low <= high")]
+
+
+class _ParamFile(msgspec.Struct, forbid_unknown_fields=True):
+    choices: Annotated[list[Value], Meta(description="a list such as [1, 2]")] | None = None
+    range: Annotated[tuple[Number, Number], Meta(description="[low, high]")] | None = None
+    step: Number | None = None
+    when: dict[str, Value | list[Value]] | None = None
+    load: bool = False
+
+
+class _Needs(msgspec.Struct, forbid_unknown_fields=True):
+    gpus: Amount | None = None
+    gpu_name: str | Amount | None = None
+    gpu_memory_gib: Amount | None = None
+
+
+class _SpaceFile(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    engine: Annotated[str, Meta(min_length=1)]
+    params: dict[str, _ParamFile]
+    baseline: dict[str, Value]
+    model: dict[ModelName, str | Amount | None] | None = None
+    needs: _Needs | None = None
+    forbid: list[RuleFile] | None = None
+    belief: dict[str, dict[Value, Factors]] | None = None
+    describe: Value | None = None
+    workload: Any = None
+    limits: Any = None
+    study: Any = None
+    power: Any = None
+    server: Any = None
+    agreement: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Param:
-    """One parameter: its ordered choices, when it exists at all, and whether it needs a launch."""
+    """One parameter: its ordered choices, the condition for its presence, and `load` (no launch needed).
+
+    step: set if the choices are an arithmetic range.
+    """
 
     name: str
     choices: tuple[Value, ...]
     when: Mapping[str, tuple[Value, ...]] = dataclasses.field(default_factory=dict)
     load: bool = False
-    step: float | None = None  # set when the choices are an arithmetic range
+    step: float | None = None
 
     @property
     def numeric(self) -> bool:
-        """Whether the choices are numbers with a meaningful distance (booleans are not)."""
+        """True if the choices are numbers with a meaningful distance (booleans have none)."""
         return all(isinstance(c, int | float) and not isinstance(c, bool) for c in self.choices)
 
 
 @dataclasses.dataclass(frozen=True)
 class Space:
+    """belief[param][choice] = (low, high): the factor on the objective that an expert expects."""
+
     name: str
     engine: str
     params: tuple[Param, ...]
@@ -60,46 +100,45 @@ class Space:
     model: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needs: Mapping[str, Value] = dataclasses.field(default_factory=dict)
     belief: Mapping[str, Mapping[Value, tuple[float, float]]] = dataclasses.field(default_factory=dict)
-    """belief[param][choice] = (low, high): the factor on the objective that an expert expects."""
     describe: str = ""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any], where: str = "space") -> Space:
-        """Build a Space from plain YAML data. Raises UsageError naming the offending key."""
-        _only_keys(raw, KEYS, where)
-        _only_keys(_mapping(raw.get("needs") or {}, where, "needs"), NEEDS, f"{where}: needs")
-        params = tuple(_param(name, spec, where) for name, spec in _mapping(raw.get("params"), where, "params").items())
-        if not params:
+        """A space from plain YAML data. Raises UsageError naming the offending key."""
+        file = convert(raw, _SpaceFile, f"{where}: ")
+        if not file.params:
             raise UsageError(f"{where}: params is empty: name at least one parameter with choices")
-        written = parse_rules(raw.get("forbid"), where)
+        written = [WrittenRule.parse(rule, f"{where}: forbid[{i}]") for i, rule in enumerate(file.forbid or ())]
+        needs = msgspec.structs.asdict(file.needs) if file.needs else {}
         space = cls(
-            name=_text(raw.get("name"), where, "name"), engine=_text(raw.get("engine"), where, "engine"),
-            params=params, baseline=dict(_mapping(raw.get("baseline"), where, "baseline")),
-            model=_models(_scalars(raw.get("model"), where, "model"), where),
-            needs=dict(_scalars(raw.get("needs"), where, "needs")), belief=_beliefs(raw.get("belief") or {}, where),
-            describe=Redactor().text(printable(str(raw.get("describe") or ""), keep="\n")),
-        )
-        space._check(where, written)
-        space = dataclasses.replace(space, rules=tuple(rule for one in written for rule in space.said_by(one)))
+            name=file.name, engine=file.engine, baseline=file.baseline,
+            params=tuple(_param(name, param, f"{where}: params.{name}") for name, param in file.params.items()),
+            model=_models(file.model or {}, where), needs={k: v for k, v in needs.items() if v is not None},
+            belief={name: {choice: (float(low), float(high)) for choice, (low, high) in factors.items()}
+                    for name, factors in (file.belief or {}).items()},
+            describe=Redactor().text(printable(str(file.describe or ""), keep="\n")))
+        space._check_conditions(where)
+        space._check_names(where, written)
+        space = dataclasses.replace(space, baseline=space.check(file.baseline, f"{where}: baseline"), rules=tuple(
+            rule for one in written for rule in space.expand(one)))
         space._check_baseline(where)
         return space
 
     def with_rules(self, rules: Sequence[Rule], origin: str) -> Space:
-        """The same space with more rules, of its own parameters and choices.
+        """The same space with more rules on its own parameters and choices.
 
-        Raises UsageError when they forbid the baseline; `origin` says in the message whose rules they are.
+        origin: the owner of the rules, for the message. Raises UsageError if the rules forbid the baseline.
         """
         space = dataclasses.replace(self, rules=self.rules + tuple(rules))
         space._check_baseline(f"space {self.name}", f" by a rule of {origin}")
         return space
 
-    def said_by(self, rule: WrittenRule, default: Callable[[str], Value | None] = lambda name: None
-                ) -> tuple[Rule, ...]:
-        """What a rule says of the space's own choices; `default` is what a server without a parameter has."""
-        return rule.among({p.name: p.choices for p in self.params}, default, {p.name: p.when for p in self.params})
+    def expand(self, rule: WrittenRule, default: Callable[[str], Value | None] = lambda name: None) -> tuple[Rule, ...]:
+        """A file's rule in terms of the space's choices; `default` gives the value of a parameter that is absent."""
+        return rule.expand({p.name: p.choices for p in self.params}, default, {p.name: p.when for p in self.params})
 
     def largest(self, name: str) -> int | None:
-        """The largest choice of a numeric parameter; None when the space has no such parameter."""
+        """The largest choice of a numeric parameter, rounded up; None without such a parameter."""
         numbers = [c for p in self.params if p.name == name for c in p.choices if isinstance(c, int | float)]
         return math.ceil(max(numbers)) if numbers else None
 
@@ -116,9 +155,9 @@ class Space:
 
     @property
     def digest(self) -> str:
-        """Identity of what is searched: parameters, conditions and model.
+        """Identity of the search: parameters, conditions, engine and model.
 
-        Not rules, which only save launches and follow the engine's version, nor names or prose.
+        Rules are left out: they only save launches and follow the engine's version. So are names and prose.
         """
         parts = [[p.name, list(p.choices), sorted((k, list(v)) for k, v in p.when.items()), p.load]
                  for p in self.params]
@@ -130,15 +169,15 @@ class Space:
         return ({k: v for k, v in config.items() if k not in load}, {k: v for k, v in config.items() if k in load})
 
     def active(self, param: Param, config: Config) -> bool:
-        """Whether `param` exists given the parameters chosen before it."""
+        """True if `param` is present, given the parameters chosen before it."""
         return all(name in config and among(config[name], values) for name, values in param.when.items())
 
     def forbidden(self, config: Config) -> str | None:
-        """Why a configuration is known not to work; None when no rule speaks against it."""
+        """The reason of the first rule that forbids a configuration, or None."""
         return next((rule.because for rule in self.rules if rule.matches(config)), None)
 
     def check(self, config: Config, where: str = "configuration") -> dict[str, Value]:
-        """The configuration with values taken from the choices. Raises UsageError when it is not in the space."""
+        """The configuration with values taken from the choices. Raises UsageError for one outside the space."""
         unknown = sorted(map(str, set(config) - {p.name for p in self.params}))
         if unknown:
             raise UsageError(f"{where}: unknown parameter {', '.join(unknown)}; "
@@ -159,11 +198,11 @@ class Space:
         return clean
 
     def servers(self) -> Iterator[dict[str, Value]]:
-        """Every allowed server part, in order of the choices. Check `size` first: this may be long."""
+        """Every allowed server part, in order of the choices. Check `size` first: there may be millions."""
         yield from self._walk(self.server_params)
 
     def loads(self, server: Config | None = None) -> list[dict[str, Value]]:
-        """Every load part that is allowed on `server` (on some server, without one)."""
+        """Every load part that is allowed on `server`; without a server, on any."""
         loads = [{k: v for k, v in full.items() if self.param(k).load}
                  for full in self._walk(self.load_params, dict(server or {}), bool(server))]
         return loads or [{}]
@@ -173,7 +212,7 @@ class Space:
         return math.prod(len(p.choices) for p in self.server_params)
 
     def sample(self, rng: random.Random) -> dict[str, Value]:
-        """A random allowed configuration. Raises UsageError when the rules leave none in 10,000 draws."""
+        """A random allowed configuration. Raises UsageError if the rules refuse 10,000 draws."""
         for _ in range(10_000):
             config: dict[str, Value] = {}
             for param in self.params:
@@ -201,30 +240,20 @@ class Space:
 
         yield from extend(0, dict(start or {}))
 
-    def _check(self, where: str, written: Sequence[WrittenRule]) -> None:
-        if not NAME.fullmatch(self.name):  # a study's folder is named after it
-            raise UsageError(f"{where}: name {self.name!r} must be letters, digits, _, - and dots (at most "
-                             "100), and begin with none of these")
-        names = [p.name for p in self.params]
-        seen: set[str] = set()
+    def _check_conditions(self, where: str) -> None:
+        loads = dict[str, bool]()
         for param in self.params:
+            at = f"{where}: params.{param.name}"
             for other, values in param.when.items():
-                if other not in seen:
-                    raise UsageError(f"{where}: params.{param.name}.when names {other}, "
-                                     "which is not a parameter listed before it")
-                self._check_values(other, values, f"{where}: params.{param.name}.when")
-                if not param.load and self.param(other).load:
-                    raise UsageError(f"{where}: params.{param.name} needs a launch, so its when cannot name "
-                                     f"the load parameter {other}")
-            seen.add(param.name)
-        self._check_written(written, where)
-        for name, factors in self.belief.items():
-            if name not in names:
-                raise UsageError(f"{where}: belief names the unknown parameter {name}")
-            self._check_values(name, tuple(factors), f"{where}: belief", f"'~space.belief.{name}' leaves it out")
-        object.__setattr__(self, "baseline", self.check(self.baseline, f"{where}: baseline"))
+                if other not in loads:
+                    raise UsageError(f"{at}.when names {other}, which is not a parameter listed before it")
+                self._check_values(other, values, f"{at}.when")
+                if not param.load and loads[other]:
+                    raise UsageError(f"{at} needs a launch, so its when cannot name the load parameter {other}")
+            loads[param.name] = param.load
 
-    def _check_written(self, rules: Sequence[WrittenRule], where: str) -> None:
+    def _check_names(self, where: str, rules: Sequence[WrittenRule]) -> None:
+        """Raises UsageError for rules and beliefs on unknown parameters and choices."""
         names = {p.name for p in self.params}
         for rule in rules:
             for other in rule.names:
@@ -233,6 +262,14 @@ class Space:
             for other, condition in rule.when.items():
                 self._check_values(other, condition.listed or (), f"{where}: forbid",
                                    "'~space.forbid' leaves the rules out")
+        for name, factors in self.belief.items():
+            if name not in names:
+                raise UsageError(f"{where}: belief names the unknown parameter {name}")
+            self._check_values(name, tuple(factors), f"{where}: belief", f"'~space.belief.{name}' leaves it out")
+            for choice, (low, high) in factors.items():
+                if not 0 < low <= high < math.inf:
+                    raise UsageError(f"{where}: belief.{name}.{choice} must be [low, high], factors with "
+                                     "0 < low <= high")
 
     def _check_baseline(self, where: str, by: str = "") -> None:
         reason = self.forbidden(self.baseline)
@@ -240,11 +277,11 @@ class Space:
             raise UsageError(f"{where}: the baseline is forbidden{by}: {reason}")
 
     def _check_values(self, name: str, values: Sequence[Value], where: str, remedy: str = "") -> None:
-        """Raises UsageError for what is no choice; `remedy`: what to do where the choices were narrowed on purpose."""
+        """Raises UsageError for values that are no choices; `remedy` is for choices that were narrowed on purpose."""
         unknown = [value for value in values if not among(value, self.param(name).choices)]
         if unknown:
-            said = " or ".join(map(repr, unknown))
-            raise UsageError(f"{where}: {name} has no choice {said} ({_list(self.param(name).choices)})"
+            listed = " or ".join(map(repr, unknown))
+            raise UsageError(f"{where}: {name} has no choice {listed} ({_list(self.param(name).choices)})"
                              + (f"; {remedy}" if remedy else ""))
 
 
@@ -253,135 +290,71 @@ def server_key(space: Space, config: Config) -> str:
     return config_key(space.split(config)[0])
 
 
-def _param(name: Any, spec: Any, where: str) -> Param:
-    at = f"{where}: params.{name}"
-    if not isinstance(name, str):
-        raise UsageError(f"{at}: a parameter's name must be text (YAML reads on/off/yes/no as booleans: quote it)")
-    spec = _mapping(spec, where, f"params.{name}")
-    _only_keys(spec, {"choices", "range", "step", "when", "load"}, at)
-    if not isinstance(spec.get("load", False), bool):
-        raise UsageError(f"{at}: load must be true or false")
+def _param(name: str, file: _ParamFile, at: str) -> Param:
     step: float | None = None
-    if "range" in spec:
-        if "choices" in spec:
+    if file.range is not None:
+        if file.choices is not None:
             raise UsageError(f"{at}: give choices or range, not both")
-        choices, step = _range(spec["range"], spec.get("step"), at)
+        choices, step = _range(file.range, file.step, at)
     else:
-        if "step" in spec:
+        if file.step is not None:
             raise UsageError(f"{at}: step belongs to range")
-        raw = spec.get("choices")
-        if raw is not None and not isinstance(raw, list):
-            raise UsageError(f"{at}: choices must be a list such as [{raw}], not {raw!r}")
-        if not raw:
+        if not file.choices:
             raise UsageError(f"{at}: choices is empty: list at least one value")
-        choices = tuple(raw)
+        choices = tuple(file.choices)
     if len(choices) > MOST_CHOICES:
         raise UsageError(f"{at}: {len(choices)} choices, at most {MOST_CHOICES}: take a coarser grid")
-    for choice in choices:
-        finite = math.isfinite(choice) if isinstance(choice, float) else \
-            not isinstance(choice, int) or abs(choice) < LARGEST
-        if not isinstance(choice, str | int | float | bool) or not finite:
-            raise UsageError(f"{at}: {_short(choice)} is not a text, number or boolean")
-        if isinstance(choice, str):
-            _public(choice, name, at)
     equal, spelled = dict[Value, Value](), dict[str, Value]()
-    for choice in choices:  # the storage takes 1 for true, and a command line "1" for 1
-        other = equal.get(choice, spelled.get(text(choice)))
+    for choice in choices:
+        if isinstance(choice, str):
+            _refuse_secret(choice, name, at)
+        elif not math.isfinite(choice) if isinstance(choice, float) else abs(choice) >= LARGEST_INT:
+            raise UsageError(f"{at}: {shown(choice)} is not a text, number (at most 64 bits) or boolean")
+        other = equal.get(choice, spelled.get(text(choice)))  # storage takes 1 for true, a command line "1" for 1
         if other is not None:
             raise UsageError(f"{at}: a choice is listed twice" if among(choice, (other,)) else
                              f"{at}: {other!r} and {choice!r} cannot be told apart: leave one out")
         equal[choice] = spelled[text(choice)] = choice
-    if name == "concurrency" and not all(isinstance(c, int) and not isinstance(c, bool) and 0 < c <= MOST_AT_ONCE
+    if name == "concurrency" and not all(isinstance(c, int) and not isinstance(c, bool) and 0 < c <= MOST_CONCURRENCY
                                          for c in choices):
-        raise UsageError(f"{at}: concurrency takes positive whole numbers up to {MOST_AT_ONCE}, not {_list(choices)}")
-    when = {str(k): _as_tuple(v) for k, v in _mapping(spec.get("when") or {}, where, f"params.{name}.when").items()}
-    return Param(name, choices, when, spec.get("load", False), step)
+        raise UsageError(f"{at}: concurrency takes positive whole numbers up to {MOST_CONCURRENCY}, "
+                         f"not {_list(choices)}")
+    when = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in (file.when or {}).items()}
+    return Param(name, choices, when, file.load, step)
 
 
-def _range(bounds: Any, step: Any, at: str) -> tuple[tuple[Value, ...], float]:
-    numbers = [*bounds, step] if isinstance(bounds, list) and len(bounds) == 2 else []
-    if len(numbers) != 3 or not all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers):
+def _range(bounds: tuple[Number, Number], step: Number | None, at: str) -> tuple[tuple[Value, ...], float]:
+    if step is None:
         raise UsageError(f"{at}: range takes [low, high] with a step, all numbers")
     low, high = bounds
-    if not all(map(math.isfinite, numbers)) or step <= 0 or low > high:
+    if not all(map(math.isfinite, (low, high, step))) or step <= 0 or low > high:
         raise UsageError(f"{at}: range needs low <= high and step > 0, all finite")
     if (high - low) / step >= MOST_CHOICES:
         raise UsageError(f"{at}: more than {MOST_CHOICES} choices: take a larger step")
     count = math.floor((high - low) / step + 1e-9) + 1
-    whole = all(isinstance(x, int) for x in numbers)
+    whole = all(isinstance(x, int) for x in (low, high, step))
     return tuple(low + i * step if whole else round(low + i * step, 10) for i in range(count)), float(step)
 
 
-def _beliefs(raw: Any, where: str) -> dict[str, dict[Value, tuple[float, float]]]:
-    beliefs: dict[str, dict[Value, tuple[float, float]]] = {}
-    for name, factors in _mapping(raw, where, "belief").items():
-        beliefs[str(name)] = {}
-        for choice, pair in _mapping(factors, where, f"belief.{name}").items():
-            good = isinstance(pair, list) and len(pair) == 2 and all(
-                isinstance(x, int | float) and not isinstance(x, bool) for x in pair)
-            if not good or not 0 < pair[0] <= pair[1] < math.inf:
-                raise UsageError(f"{where}: belief.{name}.{choice} must be [low, high], factors with 0 < low <= high")
-            beliefs[str(name)][choice] = (float(pair[0]), float(pair[1]))
-    return beliefs
-
-
-def _as_tuple(value: Any) -> tuple[Value, ...]:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-def _mapping(value: Any, where: str, key: str) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise UsageError(f"{where}: {key} must be a mapping" + (" (it is missing)" if value is None else ""))
-    return value
-
-
-def _public(value: str, name: str, at: str) -> str:
-    """`value`, unless it looks like a secret, by itself or by the name that it goes by. Raises UsageError."""
-    shown = Redactor().argv([f"{name}={value}"])[0]
-    if shown != f"{name}={value}":
-        raise UsageError(f"{at}: {shown!r} holds what looks like a secret, and choices and models are written "
-                         "everywhere: put it into an environment variable")
-    return value
-
-
-def _models(raw: Mapping[Any, Any], where: str) -> dict[str, str]:
-    """Models by the names that engine files use for them, each of which an export can tell from the others."""
+def _models(raw: Mapping[str, Value | None], where: str) -> dict[str, str]:
+    """Models by their names in engine files. Raises UsageError for names that an export cannot tell apart."""
     found: dict[str, str] = {}
     for key, value in raw.items():
-        if not isinstance(key, str) or not MODEL.fullmatch(key):
-            raise UsageError(f"{where}: model: the name {key!r} must be small letters, digits, dots and _, and begin "
-                             "with a letter or _")
-        if twin := next((other for other in found if other.replace(".", "_") == key.replace(".", "_")), None):
-            raise UsageError(f"{where}: model: {twin} and {key} are the same name to an export: rename one")
-        found[key] = _public(str(value), key, f"{where}: model.{key}")
+        if value is None:
+            continue
+        if same := next((other for other in found if other.replace(".", "_") == key.replace(".", "_")), None):
+            raise UsageError(f"{where}: model: {same} and {key} are the same name to an export: rename one")
+        _refuse_secret(str(value), key, f"{where}: model.{key}")
+        found[key] = str(value)
     return found
 
 
-def _scalars(value: Any, where: str, key: str) -> Mapping[Any, Any]:
-    """A mapping to texts and numbers. What is null is left out; `needs` has numbers but for its gpu_name."""
-    found = {k: v for k, v in _mapping({} if value is None else value, where, key).items() if v is not None}
-    for name, item in found.items():
-        number = isinstance(item, int | float) and not isinstance(item, bool) and 0 <= item <= 1e9
-        if not number and (not isinstance(item, str) or (key == "needs" and name in ("gpus", "gpu_memory_gib"))):
-            raise UsageError(f"{where}: {key}.{name} must be a {'number' if key == 'needs' else 'text'}, not {item!r}")
-    return found
-
-
-def _text(value: Any, where: str, key: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{where}: {key} must be a text" + (" (it is missing)" if value is None else ""))
-    return value
-
-
-def _only_keys(raw: Mapping[Any, Any], known: set[str], where: str) -> None:
-    unknown = [str(k) for k in raw if k not in known]
-    if unknown:
-        raise UsageError(f"{where}: unknown key {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-
-
-def _short(value: object) -> str:
-    """A value for a message; a number of thousands of digits cannot be written at all."""
-    return f"a whole number of {value.bit_length()} bits (at most 64)" if isinstance(value, int) else repr(value)[:80]
+def _refuse_secret(value: str, name: str, at: str) -> None:
+    """Raises UsageError for a value that looks like a secret, by itself or by its name."""
+    redacted = Redactor().argv([f"{name}={value}"])[0]
+    if redacted != f"{name}={value}":
+        raise UsageError(f"{at}: {redacted!r} holds what looks like a secret, and choices and models are written "
+                         "to every report: put it into an environment variable")
 
 
 def _list(values: Sequence[Value]) -> str:

@@ -1,146 +1,322 @@
-"""Trials as plain data: what a measurement or crash means for the study, and how it is stored. No Optuna here."""
+"""Trials as typed records, and their one stored form. Optuna's types are only read here.
+
+    record = record_of(frozen_trial)             # CorruptStudy for values of other types
+    record.outcome, record.score, record.launch  # Measurement | Crash | None, Score | None, LaunchFacts
+
+A trial stores its start attributes (`StartFacts`), one attribute `outcome` (`Result`), and headline attributes for
+people in optuna-dashboard, which are never read back. Studies of earlier releases stored every figure as an attribute
+of its own; `_result_of_flat` reads those.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-import json
-import pathlib
+import functools
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from autotune.records import AutotuneError, Blame, Config, Crash, Measurement, Stage
-from autotune.utils.files import append_line, read_plain
+import msgspec
 
+from autotune.records import (
+    Blame,
+    Config,
+    Count,
+    Crash,
+    Measurement,
+    Number,
+    Outcome,
+    Percentiles,
+    Score,
+    Stage,
+    Value,
+    to_json,
+)
+from autotune.space.space import Param
+from autotune.storage.schema import Choices, convert, corrupt
+
+if TYPE_CHECKING:
+    import optuna
+
+# Constraint of a crash by stage: the earlier, the further from working. Unknown blame: the mildest.
 SEVERITY = {Stage.ARG_PARSE: 4.0, Stage.IMPORT: 4.0, Stage.DEVICE_INIT: 3.5, Stage.NCCL_INIT: 3.0, Stage.LOAD: 3.0,
             Stage.KV_ALLOC: 2.5, Stage.GRAPH_CAPTURE: 2.0, Stage.WARMUP: 1.5, Stage.SERVING: 1.0}
-"""Constraint of a crash by stage: the earlier, the further from working. Unknown blame: the mildest."""
 MILDEST = 0.5
+INVALID = 1.0
+# Values of `confirm` for baseline trials that measure the effect of neighbours: the search does not learn from them.
 ALONE, BESIDE = "alone", "beside"
-"""Attribute `confirm` of the baseline's trials that tell what neighbours do to it: no measurement of the search's."""
+OUTCOME = "outcome"
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """What a measurement means for the study: its objective value, and measured / limit per limit.
+class LaunchFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Facts of the launch that a trial was measured on.
 
-    `value` is None when the measurement must not be compared; `reasons` then say why.
+    `resolved` are the settings that the server reports, `resolved_key` their identity. `neighbours` is the number of
+    launches beside it (None: it is made to run alone). `under_load` is True for a crash while a load was measured.
     """
 
-    value: float | None
-    ratios: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def violated(self) -> tuple[str, ...]:
-        return tuple(name for name, ratio in self.ratios.items() if ratio > 1)
-
-    @property
-    def feasible(self) -> bool:
-        return self.value is not None and not self.reasons and not self.violated
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] | None = None
+    resolved: Mapping[str, Any] | None = None
+    resolved_key: str | None = None
+    neighbours: Count | None = None
+    under_load: bool | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class TrialRecord:
-    """One trial as the reports read it. `state` is Optuna's: COMPLETE, PRUNED, FAIL, RUNNING, WAITING."""
+NO_LAUNCH = LaunchFacts()
+
+
+class StartFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Attributes that a trial is created with; `fail_reason` is added by our own failure."""
+
+    owner: str | None = None
+    launch_id: Count | None = None
+    reason: str | None = None
+    confirm: str | None = None
+    confirm_after: Count | None = None
+    isolates: str | None = None
+    fail_reason: str | None = None
+
+
+class Result(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The attribute `outcome` of a trial. `same_as` is the trial whose outcome was copied for an equivalent server."""
+
+    outcome: Outcome
+    score: Score | None
+    cost_s: Number
+    launch_s: Number
+    launch: LaunchFacts = NO_LAUNCH
+    same_as: Count | None = None
+
+    def constraints(self) -> dict[str, float]:
+        """Graded constraints by name (above 0: violated), of the same keys for every trial.
+
+        `limits` is the sum of excesses, or the largest (negative) one when every limit holds; an invalid measurement
+        counts as at least twice a limit.
+        """
+        crash = severity(self.outcome) if isinstance(self.outcome, Crash) else 0.0
+        over = [ratio - 1 for ratio in self.score.ratios.values()] if self.score is not None else []
+        limits = sum(max(0.0, one) for one in over) or max(over, default=0.0)
+        if self.score is not None and (self.score.value is None or self.score.reasons):
+            limits = max(limits, INVALID)
+        return {"crash": crash, "limits": limits}
+
+    def headlines(self) -> dict[str, Any]:
+        """Attributes for people who look at the study in optuna-dashboard."""
+        score, outcome = self.score, self.outcome
+        shown: dict[str, Any] = {"feasible": score is not None and score.feasible}
+        if isinstance(outcome, Crash):
+            shown |= {"crash_category": outcome.category, "crash_stage": str(outcome.stage),
+                      "crash_blame": str(outcome.blame), "crash_signature": outcome.signature}
+        else:
+            shown |= {"tokens_per_j": outcome.tokens_per_j, "tokens_per_s": outcome.tokens_per_s,
+                      "watts": outcome.energy.watts, "violated": list(score.violated) if score is not None else None}
+        return {name: value for name, value in shown.items() if value is not None and value != []}
+
+
+class TrialRecord(msgspec.Struct, frozen=True, dict=True):
+    """One trial. `state` is Optuna's: COMPLETE, PRUNED, FAIL, RUNNING, WAITING. `result` is None without an outcome."""
 
     number: int
     state: str
     config: Config
     value: float | None
-    attrs: Mapping[str, Any]
+    start: StartFacts = StartFacts()
+    result: Result | None = None
     started: datetime.datetime | None = None
     ended: datetime.datetime | None = None
 
     @property
-    def crashed(self) -> bool:
-        return "crash_signature" in self.attrs
+    def outcome(self) -> Outcome | None:
+        return self.result.outcome if self.result is not None else None
 
     @property
-    def feasible(self) -> bool:
-        return self.state == "COMPLETE" and bool(self.attrs.get("feasible"))
+    def measurement(self) -> Measurement | None:
+        return self.outcome if isinstance(self.outcome, Measurement) else None
 
     @property
-    def crashed_under_load(self) -> bool:
-        """Whether a load part was being measured when it crashed. A server that died of its readiness request, or whose
-        answers were wrong, had none; studies that did not store it go by the stage."""
-        serving = self.crashed and self.attrs["crash_stage"] == str(Stage.SERVING)
-        return self.crashed and bool(self.attrs.get("crash_under_load", serving))
+    def crash(self) -> Crash | None:
+        return self.outcome if isinstance(self.outcome, Crash) else None
+
+    @property
+    def score(self) -> Score | None:
+        return self.result.score if self.result is not None else None
+
+    @property
+    def launch(self) -> LaunchFacts:
+        return self.result.launch if self.result is not None else NO_LAUNCH
+
+    @property
+    def cost_s(self) -> float | None:
+        """Seconds that the trial took, its part of the launch included."""
+        return self.result.cost_s if self.result is not None else None
+
+    @property
+    def launch_s(self) -> float | None:
+        """Seconds that the server took to start; 0 for a trial on a server that another trial started."""
+        return self.result.launch_s if self.result is not None else None
+
+    @property
+    def same_as(self) -> int | None:
+        return self.result.same_as if self.result is not None else None
 
     @property
     def launch_id(self) -> int | None:
-        return self.attrs.get("launch_id")
+        return self.start.launch_id
+
+    @property
+    def confirm(self) -> str | None:
+        return self.start.confirm
+
+    @property
+    def crashed(self) -> bool:
+        return self.crash is not None
+
+    @property
+    def feasible(self) -> bool:
+        return self.state == "COMPLETE" and self.score is not None and self.score.feasible
+
+    @property
+    def invalid_reasons(self) -> tuple[str, ...]:
+        """Validity codes because of which a measurement must not be compared with others."""
+        return self.score.reasons if self.score is not None else ()
+
+    @property
+    def ratios(self) -> Mapping[str, float]:
+        """Measured / limit of each limit; above 1 the limit is broken."""
+        return self.score.ratios if self.score is not None else {}
+
+    @property
+    def crashed_under_load(self) -> bool:
+        """True if a load was being measured at the crash. Studies that did not store it go by the stage."""
+        if self.crash is None:
+            return False
+        known = self.launch.under_load
+        return self.crash.stage is Stage.SERVING if known is None else known
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Measured figures by name, such as tokens_per_j or ttft_p99_ms; unknown ones are absent."""
+        return figures_of(self.measurement) if self.measurement is not None else {}
+
+    @functools.cached_property
+    def attrs(self) -> Mapping[str, Any]:
+        """Read-only view of the record under flat names."""
+        return _flat(self)
+
+
+def figures_of(m: Measurement) -> dict[str, float]:
+    """Numeric figures of a measurement by name; unknown ones are absent."""
+    known: dict[str, float | None] = {
+        "tokens_per_s": m.tokens_per_s, "tokens_per_j": m.tokens_per_j, "watts": m.energy.watts,
+        "joules": m.energy.joules, "energy_cross_check_j": m.energy.cross_check_j, "accept_length": m.accept_length,
+        "window_s": m.window_s, "output_tokens": m.output_tokens, "requests": m.requests, "errors": m.errors,
+        "error_rate": m.error_rate, "prompt_tokens": m.prompt_tokens, "relative_error": m.relative_error,
+        "output_agreement": m.output_agreement, "client_cpu_share": m.client_cpu_share}
+    for name in LATENCIES:
+        latency: Percentiles | None = getattr(m, f"{name}_ms")
+        if latency is not None:
+            known |= {f"{name}_{of}_ms": getattr(latency, of) for of in QUANTILES}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def severity(crash: Crash) -> float:
-    """How far a crash is from working, for samplers that grade constraints."""
+    """Distance of a crash from working, for samplers that grade constraints."""
     return MILDEST if crash.blame in (Blame.UNKNOWN, Blame.TRANSIENT) else SEVERITY[crash.stage]
 
 
-def measurement_attrs(m: Measurement) -> dict[str, Any]:
-    """A measurement as trial attributes; what is unknown is None (and then absent), never 0."""
-    flat: dict[str, Any] = {
-        "tokens_per_s": m.tokens_per_s, "tokens_per_j": m.tokens_per_j,
-        "watts": m.energy.watts, "joules": m.energy.joules,
-        "energy_source": m.energy.source, "energy_assumed": m.energy.assumed, "energy_valid": m.energy.valid,
-        "energy_reasons": list(m.energy.reasons), "energy_scope": m.energy.scope,
-        "energy_cross_check_j": m.energy.cross_check_j,
-        "accept_length": m.accept_length, "window_s": m.window_s, "output_tokens": m.output_tokens,
-        "requests": m.requests, "errors": m.errors, "prompt_tokens": m.prompt_tokens,
-        "relative_error": m.relative_error, "output_agreement": m.output_agreement, "window_reasons": list(m.reasons),
-        "client_cpu_share": m.client_cpu_share,
-    }
-    for name, p in (("ttft", m.ttft_ms), ("tpot", m.tpot_ms), ("itl", m.itl_ms), ("e2e", m.e2e_ms)):
-        if p is not None:
-            flat |= {f"{name}_{q}_ms": getattr(p, q) for q in ("p50", "p90", "p99", "mean")}
-    return flat
+def record_of(trial: optuna.trial.FrozenTrial) -> TrialRecord:
+    """An Optuna trial as a record. Raises CorruptStudy naming the first value of another type."""
+    where, attrs, value = f"trial {trial.number}", trial.user_attrs, trial.values[0] if trial.values else None
+    start: StartFacts = convert(attrs, StartFacts, where)
+    config: Config = convert(trial.params, Choices, f"{where}: params")
+    if value is not None and not -math.inf < value < math.inf:
+        raise corrupt(f"{where}: value must be a finite number, got {value}")
+    stored, at = attrs.get(OUTCOME), f"{where}: {OUTCOME}"
+    if stored is None and (stored := _result_of_flat(attrs, config)) is not None:
+        at = where
+    result: Result | None = convert(stored, Result, at) if stored is not None else None
+    return TrialRecord(trial.number, trial.state.name, config, value, start, result,
+                       trial.datetime_start, trial.datetime_complete)
 
 
-def crash_attrs(crash: Crash) -> dict[str, Any]:
-    """A crash as trial attributes."""
-    return {
-        "crash_category": crash.category, "crash_stage": str(crash.stage), "crash_blame": str(crash.blame),
-        "crash_signature": crash.signature, "crash_excerpt": crash.excerpt, "crash_explanation": crash.explanation,
-        "crash_next_step": crash.next_step, "crash_exit_status": crash.exit_status, "crash_after_s": crash.after_s,
-    }
+# Flat names of a crash's and a launch's fields, and of latencies, in studies of earlier releases.
+LATENCIES, QUANTILES = ("ttft", "tpot", "itl", "e2e"), ("p50", "p90", "p99", "mean")
+FLAT_CRASH = {f"crash_{name}": name for name in Crash.__struct_fields__}
+FLAT_LAUNCH = {"server_argv": "argv", "server_env": "env", "crash_under_load": "under_load",
+               **{name: name for name in ("resolved", "resolved_key", "neighbours")}}
+FLAT_SCORE = {"objective": "value", "limit_ratios": "ratios", "invalid_reasons": "reasons"}
+FLAT_ENERGY = {"energy_source": "source", "joules": "joules", "window_s": "window_s", "energy_assumed": "assumed",
+               "energy_reasons": "reasons", "energy_scope": "scope", "energy_cross_check_j": "cross_check_j"}
+FLAT_WINDOW = {"window_reasons": "reasons", **{name: name for name in (
+    "output_tokens", "window_s", "requests", "errors", "prompt_tokens", "accept_length", "relative_error",
+    "output_agreement", "client_cpu_share")}}
 
 
-def crash_of(attrs: Mapping[str, Any]) -> Crash:
-    """The crash that a trial's attributes describe."""
-    return Crash(attrs["crash_category"], Stage.parse(attrs["crash_stage"]), Blame(attrs["crash_blame"]),
-                 attrs["crash_signature"], attrs.get("crash_excerpt", ""), attrs.get("crash_explanation", ""),
-                 attrs.get("crash_next_step", ""), attrs.get("crash_exit_status"), attrs.get("crash_after_s"))
+def _result_of_flat(attrs: Mapping[str, Any], config: Config) -> dict[str, Any] | None:
+    """The stored form of a trial of an earlier release, which had an attribute for each figure; None without any."""
+    def some(names: Mapping[str, str]) -> dict[str, Any]:
+        return {new: attrs[old] for old, new in names.items() if attrs.get(old) is not None}
+
+    score: dict[str, Any] | None = None
+    if "cost_s" not in attrs:
+        return None
+    if "crash_signature" in attrs:
+        outcome: dict[str, Any] = {"type": "crash", "excerpt": "", **some(FLAT_CRASH)}
+    else:
+        outcome = {"type": "measurement", **some(FLAT_WINDOW), "energy": {"joules": None, **some(FLAT_ENERGY)},
+                  "concurrency": config.get("concurrency")}
+        for name in LATENCIES:
+            if latency := some({f"{name}_{of}_ms": of for of in QUANTILES}):
+                outcome[f"{name}_ms"] = latency
+        score = {"value": None, **some(FLAT_SCORE)}
+    return {"outcome": outcome, "score": score, "launch": some(FLAT_LAUNCH),
+            **some({name: name for name in ("cost_s", "launch_s", "same_as")})}
 
 
-class PivotFile:
-    """pivots.jsonl of a study's folder, as the tuners write it that work on it one after the other or together."""
+def _flat(record: TrialRecord) -> dict[str, Any]:
+    """A record under the flat names of earlier releases."""
+    flat: dict[str, Any] = to_json(record.start)
+    if record.result is None:
+        return flat
+    launch, m = record.launch, record.measurement
+    flat |= {"cost_s": record.cost_s, "launch_s": record.launch_s, "same_as": record.same_as,
+             "feasible": record.feasible or bool(record.score and record.score.feasible),
+             "server_argv": list(launch.argv), "server_env": launch.env, "resolved": launch.resolved,
+             "resolved_key": launch.resolved_key, "neighbours": launch.neighbours,
+             "crash_under_load": launch.under_load}
+    if record.crash is not None:
+        flat |= {old: getattr(record.crash, new) for old, new in FLAT_CRASH.items()}
+        flat |= {"crash_stage": str(record.crash.stage), "crash_blame": str(record.crash.blame)}
+    if m is not None:
+        flat |= {**record.figures, "energy_source": m.energy.source, "energy_assumed": m.energy.assumed,
+                 "energy_valid": m.energy.valid, "energy_reasons": list(m.energy.reasons),
+                 "energy_scope": m.energy.scope, "window_reasons": list(m.reasons)}
+        flat.pop("error_rate", None)
+    if record.score is not None:
+        flat |= {"objective": record.score.value, "limit_ratios": dict(record.score.ratios),
+                 "violated": list(record.score.violated), "invalid_reasons": list(record.score.reasons)}
+    return {name: value for name, value in flat.items() if value is not None}
 
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
 
-    def add(self, pivot: Mapping[str, Any]) -> bool:
-        """Add a decision; False when the last one on its region was the same: a strategy that resumes decides again."""
-        last = {json.dumps(known.get("region")): known.get("key") for known in read_pivots(self.folder)}
-        if last.get(json.dumps(pivot["region"])) == pivot["key"]:
-            return False
-        append_line(self.folder / "pivots.jsonl", json.dumps(pivot))
-        return True
+def distribution(param: Param) -> optuna.distributions.BaseDistribution:
+    """A parameter's choices as Optuna knows them."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if param.step is None or len(param.choices) < 2:
+        return CategoricalDistribution(list(param.choices))
+    if all(isinstance(c, int) for c in param.choices):
+        return IntDistribution(int(param.choices[0]), int(param.choices[-1]), step=int(param.step))
+    return FloatDistribution(float(param.choices[0]), float(param.choices[-1]), step=param.step)
 
 
-def read_pivots(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The pivots written so far; lines that a kill or a full disk cut off are left out, wherever they are."""
-    try:
-        lines = read_plain(folder / "pivots.jsonl").splitlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise AutotuneError(f"{folder / 'pivots.jsonl'} cannot be read ({error.strerror}): remove it") from error
-    pivots = []
-    for line in lines:
-        try:
-            pivot = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(pivot, dict):
-            pivots.append(pivot)
-    return pivots
+def suggest(trial: optuna.Trial, param: Param) -> Value:
+    """Have a trial's sampler choose one of a parameter's choices."""
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    kind = distribution(param)
+    if isinstance(kind, IntDistribution):
+        return trial.suggest_int(param.name, kind.low, kind.high, step=kind.step)
+    if isinstance(kind, FloatDistribution):
+        return trial.suggest_float(param.name, kind.low, kind.high, step=kind.step)
+    return cast(Value, trial.suggest_categorical(param.name, list(param.choices)))

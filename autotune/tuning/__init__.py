@@ -1,1 +1,28 @@
-"""The tuning loop, confirmation and what runs on top of them."""
+"""The tuning loop and everything that launches servers around it: confirmation, interference, isolation, the matrix."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from autotune.search.protocol import Launch, Pivot
+    from autotune.storage.study import Study
+    from autotune.storage.trial import TrialRecord
+
+
+class ProgressListener(Protocol):
+    """Follows the progress of a loop: a terminal, a log, a test."""
+
+    def launching(self, number: int, step: Launch) -> None: ...
+    def stage(self, text: str, after_s: float) -> None: ...
+    def outcome(self, record: TrialRecord) -> None: ...
+    def pivot(self, pivot: Pivot) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class TrialAnnotator(Protocol):
+    """Documents a trial for people: files before its outcome is stored, a note after."""
+
+    def attach(self, trial: Any, launch: pathlib.Path) -> None: ...
+    def annotate(self, study: Study, record: TrialRecord) -> None: ...

@@ -1,10 +1,10 @@
-"""What crashed, for those who can mend it: one bug report per signature in outputs/STUDY/bugs/.
+"""Bug reports: one per crash signature in outputs/STUDY/bugs/, with the smallest difference that crashes.
 
-    isolate(tuner, launches=6)      # optional: launches spent on the smallest difference that crashes
+    isolate(tuner, launches=6)      # optional: spend launches on that difference
     write(folder, space, records, versions)
 
-The difference that a report shows comes from failure isolation (`crash/isolate.py`) over everything that the study
-knows; where that does not decide it, it is the difference to the nearest configuration that worked, and says so.
+The difference comes from failure isolation (crash/isolate.py) over all trials of the study. Where isolation is
+undecided, the report shows the difference to the most similar configuration that worked, and says so.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from autotune.crash.bug_report import bug_report
 from autotune.crash.isolate import Isolated, Isolation, suspects
-from autotune.records import Config, Stage, config_key
+from autotune.records import Config, Crash, Stage, config_key
 from autotune.space.space import Space
-from autotune.storage.trial import TrialRecord, crash_of
+from autotune.storage.trial import TrialRecord
 from autotune.utils.files import write_text
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Bug:
-    """The crashes of one signature, and what is known beside them.
+    """The crashes of one signature.
 
-    `crashing` and `working` are the most alike pair of configurations; `working` is None when nothing ever worked.
-    `known` maps configuration keys to whether they worked. Load parts belong to configurations only when the crash
-    was under load.
+    `crashing` and `working` are the most similar pair of configurations; `working` is None when nothing ever worked.
+    `known` maps configuration keys to True (worked) or False (crashed); they include load parts only when `loaded`, for
+    crashes under load.
     """
 
     signature: str
@@ -44,10 +44,10 @@ class Bug:
     loaded: bool
 
     def isolation(self, space: Space) -> Isolation | None:
-        """A failure isolation that knows what the study knows; None where nothing worked.
+        """A failure isolation with the outcomes of the study; None where nothing worked.
 
-        It starts from the baseline where that worked: from a more alike configuration, choices that both have and that
-        take part in the cause would not be found.
+        It starts from the baseline if that worked: a more similar configuration may share choices with the crashing one
+        that take part in the cause.
         """
         if self.working is None:
             return None
@@ -56,26 +56,31 @@ class Bug:
         if self.known.get(config_key(baseline)):
             working = baseline
         flags = {name: [name] for name in crashing}
-        return Isolation(space, crashing, working, self.known, suspects(crash_of(self.crashing.attrs), flags))
+        return Isolation(space, crashing, working, self.known, suspects(_crash(self.crashing), flags))
 
 
 def bugs(space: Space, records: Sequence[TrialRecord]) -> list[Bug]:
-    """The distinct crashes of a study, the most frequent first."""
+    """The distinct crashes of a study, most frequent first."""
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
         if record.crashed:
-            groups.setdefault(record.attrs["crash_signature"], []).append(record)
+            groups.setdefault(_crash(record).signature, []).append(record)
     found = [_bug(space, signature, crashed, records) for signature, crashed in groups.items()]
     return sorted(found, key=lambda bug: -len(bug.records))
+
+
+def _crash(record: TrialRecord) -> Crash:
+    assert record.crash is not None
+    return record.crash
 
 
 def _bug(space: Space, signature: str, crashed: Sequence[TrialRecord], records: Sequence[TrialRecord]) -> Bug:
     loaded = all(r.crashed_under_load for r in crashed)
     worked = [r for r in records if r.state == "COMPLETE"]
-    if not loaded:  # a server that got further before it died did not have this crash
-        ready = any(r.attrs["crash_stage"] == str(Stage.SERVING) for r in crashed)
+    if not loaded:  # a server that got further before it died did not crash like this
+        ready = any(_crash(r).stage is Stage.SERVING for r in crashed)
         worked += [r for r in records if r.crashed_under_load or
-                   r.crashed and not ready and r.attrs["crash_stage"] == str(Stage.SERVING)]
+                   r.crashed and not ready and _crash(r).stage is Stage.SERVING]
 
     def part(record: TrialRecord) -> Config:
         return _part(space, record.config, loaded)
@@ -91,7 +96,7 @@ def _bug(space: Space, signature: str, crashed: Sequence[TrialRecord], records: 
 
 
 def _part(space: Space, config: Config, loaded: bool) -> Config:
-    """What of a configuration a crash is about: all of it under load, else the server part."""
+    """The part of a configuration that can cause a crash: all of it under load, else the server part."""
     return dict(config) if loaded else space.split(config)[0]
 
 
@@ -100,9 +105,9 @@ def _distance(a: Config, b: Config) -> int:
 
 
 def isolate(tuner: Tuner, launches: int) -> None:
-    """Spend at most `launches` on the smallest differences, the most frequent crash first.
+    """Spend at most `launches` on the smallest differences, most frequent crash first.
 
-    Probes are trials like any other, measured under the load part of the working configuration.
+    Probes are ordinary trials, measured under the load part of the working configuration.
     """
     space, left = tuner.study.space, launches
     for bug in bugs(space, tuner.study.records()):
@@ -110,14 +115,14 @@ def isolate(tuner: Tuner, launches: int) -> None:
         while left > 0 and search is not None and (probe := search.next_probe()) is not None:
             assert bug.working is not None
             left -= 1
-            record = tuner.block({**space.split(bug.working.config)[1], **probe}, reason=f"isolates {bug.signature}",
-                                 isolates=bug.signature)
-            same = record.crashed and record.attrs["crash_signature"] == bug.signature
+            record = tuner.measure({**space.split(bug.working.config)[1], **probe}, reason=f"isolates {bug.signature}",
+                                   isolates=bug.signature)
+            same = record.crash is not None and record.crash.signature == bug.signature
             search.tell(False if same else None if record.crashed else True)
 
 
 def smallest(space: Space, bug: Bug) -> Isolated | None:
-    """The smallest difference that the study's own outcomes prove, else the difference of the most alike pair."""
+    """The smallest difference that the study's outcomes prove, else the difference of the most similar pair."""
     search = bug.isolation(space)
     if search is None or bug.working is None:
         return None
@@ -133,13 +138,12 @@ def smallest(space: Space, bug: Bug) -> Isolated | None:
 
 def write(folder: pathlib.Path, space: Space, records: Sequence[TrialRecord],
           versions: Mapping[str, str]) -> list[pathlib.Path]:
-    """One Markdown file per signature, written anew."""
+    """Write one Markdown file per signature; returns their paths."""
     paths = []
     for bug in bugs(space, records):
-        attrs = bug.crashing.attrs
-        working = bug.working.attrs.get("server_argv") if bug.working else None
-        text = bug_report(crash_of(attrs), command=attrs.get("server_argv") or (), isolated=smallest(space, bug),
-                          working_command=working or (), environment=attrs.get("server_env"), versions=versions)
+        launch, working = bug.crashing.launch, bug.working.launch.argv if bug.working else ()
+        text = bug_report(_crash(bug.crashing), command=launch.argv, isolated=smallest(space, bug),
+                          working_command=working, environment=launch.env, versions=versions)
         path = folder / "bugs" / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', bug.signature)}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)

@@ -1,7 +1,7 @@
-"""What launches side by side do to each other's measurements: the baseline alone against the baseline with neighbours.
+"""Interference between launches side by side: the baseline alone against the baseline with neighbours of its kind.
 
-The answer goes to the study's attribute `neighbours`. Its trials carry the attribute `confirm` (alone, beside), so that
-no search learns from them.
+The result is the study's attribute `neighbours`. Its trials carry the attribute `confirm` (alone, beside), so that no
+search learns from them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from autotune.tuning.loop import Tuner
 ATTR = "neighbours"
 
 
-def check(tuner: Tuner, slots: ParallelExecutor) -> dict[str, Any] | None:
+def check(tuner: Tuner, executor: ParallelExecutor) -> dict[str, Any] | None:
     """Measure it once a study: alone, as many baselines as fit side by side, alone again.
 
     None: nothing fits beside the baseline, or it only crashed.
     """
     space, study = tuner.study.space, tuner.study
-    many = min(slots.at_once, len(slots.layout.units) // slots.units(space.split(space.baseline)[0]))
+    many = min(executor.capacity, len(executor.layout.units) // executor.units(space.split(space.baseline)[0]))
     known = study.attrs().get(ATTR)
     if known is not None and known["count"] == many - 1:
         return dict(known)
@@ -33,46 +33,46 @@ def check(tuner: Tuner, slots: ParallelExecutor) -> dict[str, Any] | None:
     if own and all(r.crashed for r in own):
         return None
     if many < 2:
-        tuner.watcher.note("the baseline takes all of this host: nothing was measured beside it")
+        tuner.listener.note("the baseline takes all of this host: nothing was measured beside it")
         return None
 
-    def one(kind: str) -> TrialRecord:
-        return tuner.block(dict(space.baseline), "what neighbours do to the baseline", confirm=kind)
+    def measure(kind: str) -> TrialRecord:
+        return tuner.measure(dict(space.baseline), "what neighbours do to the baseline", confirm=kind)
 
-    tuner.watcher.note(f"the baseline alone, with {many - 1} of its kind beside it, and alone again")
-    alone = [one(ALONE)]
-    with slots.together(many), concurrent.futures.ThreadPoolExecutor(many, "beside") as pool:
-        beside = [made.result() for made in [pool.submit(one, BESIDE) for _ in range(many)]]
-    alone.append(one(ALONE))
-    told = result(alone, beside, many - 1)
-    study.set_attr(ATTR, told)
-    tuner.watcher.note(sentence(told))
-    return told
+    tuner.listener.note(f"the baseline alone, with {many - 1} of its kind beside it, and alone again")
+    alone = [measure(ALONE)]
+    with executor.together(many), concurrent.futures.ThreadPoolExecutor(many, "beside") as pool:
+        beside = list(pool.map(measure, [BESIDE] * many))
+    alone.append(measure(ALONE))
+    found = result(alone, beside, many - 1)
+    study.set_attr(ATTR, found)
+    tuner.listener.note(sentence(found))
+    return found
 
 
 def result(alone: Sequence[TrialRecord], beside: Sequence[TrialRecord], count: int) -> dict[str, Any]:
-    """Plain data: values of both kinds, the change that neighbours make (a share, None when either kind has none), how
-    far the values alone are apart, and the trials."""
+    """Plain data: values of both kinds, the trials, the relative `change` by `count` neighbours (None when either kind
+    has no value), and the relative difference of the values alone."""
     values = {kind: [r.value for r in records if r.state == "COMPLETE" and r.value is not None and r.value > 0]
               for kind, records in ((ALONE, alone), (BESIDE, beside))}
     change = None
     if values[ALONE] and values[BESIDE]:
-        change = math.exp(_level(values[BESIDE]) - _level(values[ALONE])) - 1
+        change = math.exp(_mean_log(values[BESIDE]) - _mean_log(values[ALONE])) - 1
     apart = max(values[ALONE]) / min(values[ALONE]) - 1 if len(values[ALONE]) > 1 else None
     return {"count": count, **values, "change": change, "alone_apart": apart,
             "trials": [r.number for r in (*alone, *beside)]}
 
 
-def sentence(told: dict[str, Any]) -> str:
+def sentence(found: dict[str, Any]) -> str:
     """The result for people."""
-    count = told["count"]
-    who = f"{count} neighbour{'s' if count > 1 else ''}"
-    if told["change"] is None:
-        return f"what {who} do{'es' if count == 1 else ''} to the baseline is not known: it could not be measured"
-    less = "less" if told["change"] < 0 else "more"
-    apart = "" if told["alone_apart"] is None else f" (two measurements alone are {told['alone_apart']:.1%} apart)"
-    return f"with {who} of its kind the baseline is worth {abs(told['change']):.1%} {less} than alone{apart}"
+    count = found["count"]
+    neighbours = f"{count} neighbour{'s' if count > 1 else ''}"
+    if found["change"] is None:
+        return f"the effect of {neighbours} on the baseline is not known: it could not be measured"
+    less = "less" if found["change"] < 0 else "more"
+    apart = "" if found["alone_apart"] is None else f" (two measurements alone are {found['alone_apart']:.1%} apart)"
+    return f"with {neighbours} of its kind the baseline is worth {abs(found['change']):.1%} {less} than alone{apart}"
 
 
-def _level(values: Sequence[float]) -> float:
+def _mean_log(values: Sequence[float]) -> float:
     return sum(map(math.log, values)) / len(values)

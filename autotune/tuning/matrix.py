@@ -1,18 +1,18 @@
-"""The verb matrix: one configuration under every concurrency and context, on one launch if it survives.
+"""The concurrency x context table of one configuration, measured on one launch if it survives.
 
-Each row goes to outputs/STUDY/matrix.json as soon as it is measured (the same cell of the same configuration is
-replaced), so that an interrupted table keeps what it has, and to the terminal at the end.
+Each row goes to outputs/STUDY/matrix.json as soon as it is measured, in place of an older row of the same cell, so an
+interruption loses no row. The table is printed at the end.
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.config.settings import Settings
-from autotune.executors.local import LocalExecutor, Progress
+from autotune.executors.base import Executor, Progress
 from autotune.records import Config, Crash, Measurement, NothingFeasible, UsageError
 from autotune.space.space import Space
 from autotune.storage.trial import TrialRecord
@@ -20,14 +20,11 @@ from autotune.utils.files import read_plain, write_json
 
 
 def cells(settings: Settings) -> list[tuple[int, int]]:
-    """(context, concurrency) pairs: the settings' own, else those of the space and workload."""
-    space = settings.space
-
-    def own(name: str, otherwise: list[int]) -> list[int]:
-        return next(([int(c) for c in p.choices] for p in space.params if p.name == name), otherwise)
-
-    contexts = settings.matrix.contexts or own("context", list(settings.workload.contexts))
-    levels = settings.matrix.concurrency or own("concurrency", [1])
+    """(context, concurrency) pairs of the settings, else of the space and workload. Raises UsageError."""
+    choices = {param.name: [int(c) for c in param.choices] for param in settings.space.params
+               if param.name in ("context", "concurrency")}
+    contexts = settings.matrix.contexts or choices.get("context", list(settings.workload.contexts))
+    levels = settings.matrix.concurrency or choices.get("concurrency", [1])
     if min([*contexts, *levels]) < 1:
         raise UsageError("matrix.contexts and matrix.concurrency take positive whole numbers")
     return [(context, level) for context in contexts for level in levels]
@@ -49,29 +46,27 @@ def chosen(which: str, space: Space, records: Sequence[TrialRecord]) -> tuple[st
     return f"trial {number}", found[0].config
 
 
-def measure_all(bench: LocalExecutor, server: Config, label: str, folder: pathlib.Path, todo: Sequence[tuple[int, int]],
-                progress: Progress, keep: Callable[[Mapping[str, Any]], object]) -> list[dict[str, Any]]:
-    """Rows for every cell, each told to `keep` at once; a server that dies is launched again for those left."""
+def measure_all(executor: Executor, server_part: Config, label: str, folder: pathlib.Path,
+                todo: Sequence[tuple[int, int]], progress: Progress) -> list[dict[str, Any]]:
+    """Rows for every cell, each saved at once; a server that dies is launched again for the cells left."""
     rows: list[dict[str, Any]] = []
 
     def add(context: int, level: int, outcome: Measurement | Crash) -> None:
         rows.append(_row(label, context, level, outcome))
-        keep(rows[-1])
+        save(folder, rows[-1])
 
-    launches = 0
-    left = list(todo)
+    launches, left = 0, list(todo)
     while left:
         launches += 1
         name = f"matrix-{label.replace(' ', '-')}-{launches}"
-        with bench.launch(server, folder / "launches" / name, progress) as live:
-            if live.crash is not None:
+        with executor.launch(server_part, folder / "launches" / name, progress) as server:
+            if server.crash is not None:
                 for context, level in left:
-                    add(context, level, live.crash)
+                    add(context, level, server.crash)
                 return rows
-            while left and live.alive:
+            while left and server.alive:
                 context, level = left.pop(0)
-                outcome = live.measure({"concurrency": level, "context": context}, f"{context}-{level}")
-                add(context, level, outcome)
+                add(context, level, server.measure({"concurrency": level, "context": context}, f"{context}-{level}"))
                 progress(f"context {context}, concurrency {level}", 0.0)
     return rows
 
@@ -92,7 +87,7 @@ def save(folder: pathlib.Path, row: Mapping[str, Any]) -> None:
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table; what was not measured is a dash."""
+    """Print the table, with a dash for each figure that was not measured."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,1 +1,1 @@
-"""Helpers without knowledge of tuning."""
+"""Helpers without knowledge of tuning: files, text, secrets, HTTP, our own log."""

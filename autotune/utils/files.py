@@ -1,8 +1,8 @@
-"""Files under their final names are whole: written beside, then put in place at once.
+"""Files that are written whole (a kill, a full disk or a power cut leaves the old file or the new one) and read safely.
 
     write_json(folder / "owner.json", {"pid": 1})
 
-A kill, a full disk or a power cut leaves the old file or the new one. Only the standard library is imported.
+Only the standard library is imported: the supervisor of a server must start fast.
 """
 
 from __future__ import annotations
@@ -18,25 +18,23 @@ from collections.abc import Iterable
 
 from autotune.records import AutotuneError, UsageError
 
-MOST_BYTES = 256 << 20
-"""Of a file of ours that is read as a whole."""
+MOST_BYTES = 256 << 20  # of a file that is read as a whole
 
 
 def write_json(path: pathlib.Path, value: object) -> None:
-    """Write JSON; like `write_text`. What JSON does not know is written as its text."""
+    """`write_text` of JSON; other types are written as their text."""
     write_text(path, json.dumps(value, indent=1, default=str) + "\n")
 
 
 def write_text(path: pathlib.Path, text: str, mode: int = 0o644) -> None:
-    """Write text; like `write_lines`."""
+    """`write_lines` of one piece."""
     write_lines(path, (text,), mode)
 
 
 def write_lines(path: pathlib.Path, pieces: Iterable[str], mode: int = 0o644) -> None:
     """Replace `path` by the joined pieces (UTF-8), with these permissions, in a folder that exists.
 
-    The file is on the disk before it gets its name. Raises OSError; then the old file is still there and nothing of
-    the new one.
+    The data is synced before the rename. Raises OSError, and leaves the old file as it was.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -53,9 +51,9 @@ def write_lines(path: pathlib.Path, pieces: Iterable[str], mode: int = 0o644) ->
 
 
 def read_plain(path: pathlib.Path, most_bytes: int = MOST_BYTES) -> str:
-    """The text (UTF-8) of a plain file: no pipe, which would be waited for, and no device, which may have no end.
+    """The text (UTF-8, undecodable bytes replaced) of a plain file.
 
-    Raises OSError, also for a file of more than `most_bytes`; undecodable bytes are replaced.
+    Raises OSError, also for a pipe or device, which may never end, and for more than `most_bytes`.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
@@ -68,13 +66,12 @@ def read_plain(path: pathlib.Path, most_bytes: int = MOST_BYTES) -> str:
 
 
 def free_mib(folder: pathlib.Path) -> float:
-    """Space that is left for files in an existing folder, in MiB. Raises OSError."""
+    """Free disk space of an existing folder in MiB. Raises OSError."""
     return shutil.disk_usage(folder).free / 2**20
 
 
 def no_link(path: str, flags: int) -> int:
-    """An opener for `open`: only of plain files, and not through a link, which somebody may have left in a folder of
-    ours. Raises OSError."""
+    """An opener for `open` that takes only plain files and follows no link. Raises OSError."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     except OSError as error:
@@ -88,13 +85,13 @@ def no_link(path: str, flags: int) -> int:
 
 
 def fresh(path: pathlib.Path) -> pathlib.Path:
-    """`path` without what was there before, be it a link: to be written anew. Raises OSError."""
+    """`path`, after removing the file or link there. Raises OSError."""
     path.unlink(missing_ok=True)
     return path
 
 
 def append_line(path: pathlib.Path, line: str) -> None:
-    """Add a line to a file of lines with a single write; a line that a kill cut off before stays alone on its own."""
+    """Append a line with a single write, on a line of its own even after one that a kill cut off. Raises OSError."""
     with open(path, "ab+", opener=no_link) as file:
         size = file.seek(0, os.SEEK_END)
         if size:
@@ -104,7 +101,7 @@ def append_line(path: pathlib.Path, line: str) -> None:
 
 
 def output_path(given: str | None, default: pathlib.Path) -> pathlib.Path:
-    """Where a file goes: out=FILE, out=FOLDER (which exists, or ends in a slash), or its default place."""
+    """The path of an output: out=FILE, out=FOLDER (exists, or ends in a slash), or the default."""
     if not given:
         return default
     out = pathlib.Path(given).expanduser()
@@ -112,8 +109,7 @@ def output_path(given: str | None, default: pathlib.Path) -> pathlib.Path:
 
 
 def write_output(path: pathlib.Path, text: str, executable: bool = False) -> None:
-    """Write `text` to `path`, in a folder that is made when absent. Raises UsageError where it cannot,
-    and AutotuneError where there is no room."""
+    """Write `text` to `path` and make its folder. Raises UsageError, and AutotuneError for a full disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text, 0o755 if executable else 0o644)

@@ -1,10 +1,9 @@
-"""What a server answers, read as from a stranger: bounded in time, size and depth, and of the types that are expected.
+"""HTTP requests to servers that are not trusted: answers are bounded in time, size and depth, and checked for types.
 
     answer = ask(url + "/v1/models", within_s=30)       # raises NoAnswer, BadAnswer
     names = [text(model, "id") for model in parts(answer.json(), "data")]
 
-Whatever a server sends ends in a value or in one of these two exceptions, which its caller makes a value of.
-Requests take their whole answer within a time; the load client has its own way to read, and shares what is below it.
+The load client reads answers in its own way and shares the JSON helpers.
 """
 
 from __future__ import annotations
@@ -14,23 +13,22 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
-MOST_BYTES = 8 << 20
-"""Of an answer: a completion, metrics and what a server says of itself are far smaller."""
-MOST_DEPTH = 64
-MOST_COUNT = 10**12
-"""Of tokens and steps of one request."""
+MOST_BYTES = 8 << 20  # of an answer: completions, metrics and server settings are far smaller
+MOST_DEPTH = 64  # of nested JSON
+MOST_COUNT = 10**12  # of tokens and steps of one request
 LARGEST_INT = 2**63 - 1
 LATE = "no whole answer within"
+Kind = TypeVar("Kind")
 
 
 class BadAnswer(ValueError):
-    """What a server sent is not what was asked for: no HTTP/1.1 as RFC 9112 wants it, or not of the expected kind."""
+    """The server sent something else than the answer: no HTTP/1.1 (RFC 9112), no JSON, or a wrong type."""
 
 
 class NoAnswer(Exception):
-    """No whole answer came: refused, cut, or (`late`) not within its time."""
+    """No whole answer: refused, cut, or (`late`) not in time."""
 
     def __init__(self, reason: str, late: bool = False) -> None:
         super().__init__(reason)
@@ -39,7 +37,7 @@ class NoAnswer(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A whole answer, of at most the bytes that were allowed."""
+    """A whole answer within the allowed bytes."""
 
     status: int
     body: bytes
@@ -49,16 +47,16 @@ class Answer:
         return self.body.decode("utf-8", "replace")
 
     def json(self) -> dict[str, Any]:
-        """The JSON object that it is, as `plain` gives it. Raises BadAnswer."""
+        """The body as a JSON object, made storable by `plain`. Raises BadAnswer."""
         found: dict[str, Any] = plain(parsed(self.body))
         return found
 
 
 def ask(url: str, body: Mapping[str, Any] | None = None, *, within_s: float,
         headers: Mapping[str, str] | None = None, most_bytes: int = MOST_BYTES) -> Answer:
-    """GET, or POST a JSON body, and take the whole answer, all of it within a time. Follows no redirection.
+    """GET, or POST a JSON body, and take the whole answer within a time. Follows no redirection.
 
-    Raises NoAnswer, and BadAnswer for what is no HTTP or larger than `most_bytes`. Not for use in an event loop.
+    Raises NoAnswer, and BadAnswer for bad HTTP or more than `most_bytes`. Not for use in an event loop.
     """
     import asyncio
 
@@ -74,11 +72,11 @@ async def _ask(url: str, body: Mapping[str, Any] | None, within_s: float, header
     wanted = {"Accept-Encoding": "identity", "Connection": "close", **headers}
     pieces, size = [], 0
     try:
-        async with (asyncio.timeout(within_s),  # httpx's own limits are for each read
+        async with (asyncio.timeout(within_s),  # httpx limits each read, not the whole
                     httpx.AsyncClient(timeout=None, trust_env=False, verify=False) as client,
                     client.stream("GET" if body is None else "POST", url, headers=wanted,
                                   json=body) as answer):
-            async for piece in answer.aiter_raw():  # raw: what is packed stays so
+            async for piece in answer.aiter_raw():  # raw: compressed bodies are not unpacked
                 pieces.append(piece)
                 size += len(piece)
                 if size > most_bytes:
@@ -95,7 +93,7 @@ async def _ask(url: str, body: Mapping[str, Any] | None, within_s: float, header
 
 
 def _reason(error: BaseException) -> str:
-    """What the operating system said of a connection, where it did."""
+    """The operating system's reason for a failed connection, if it gave one."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OSError) and cause.errno):
         cause = cause.__cause__ or cause.__context__
@@ -105,7 +103,7 @@ def _reason(error: BaseException) -> str:
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """A JSON object as Python reads it. Raises BadAnswer."""
+    """A JSON object; NaN and lone surrogates, which servers send, are taken. Raises BadAnswer."""
     try:
         value = json.loads(data.decode())
     except RecursionError as error:
@@ -120,7 +118,7 @@ def parsed(data: bytes) -> dict[str, Any]:
 def plain(value: Any, depth: int = MOST_DEPTH) -> Any:
     """JSON that every file and database takes: whole characters, finite numbers of 64 bits (others become text).
 
-    Raises BadAnswer for what is nested more than `depth` deep.
+    Raises BadAnswer for JSON nested more than `depth` deep.
     """
     if isinstance(value, str):
         return whole(value)
@@ -138,63 +136,51 @@ def plain(value: Any, depth: int = MOST_DEPTH) -> Any:
 
 
 def whole(words: str) -> str:
-    """A text without halves of characters (lone surrogates), which no file takes."""
-    if words.isascii():
-        return words
-    return words.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    """`words` with lone surrogates replaced: no file takes them."""
+    return words if words.isascii() else words.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def part(value: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The object under a key; an empty one when there is none. Raises BadAnswer."""
-    found = value.get(key)
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise BadAnswer(f"{key} is not an object: {_shown(found)}")
-    return found
+    """The object under a key; {} when absent. Raises BadAnswer."""
+    return _typed(value, key, dict, "an object") or {}
 
 
 def parts(value: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """The list of objects under a key; [] when there is none. Raises BadAnswer."""
-    found = value.get(key)
-    if found is None:
-        return []
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise BadAnswer(f"{key} is not a list of objects: {_shown(found)}")
-    return found
+    """The list of objects under a key; [] when absent. Raises BadAnswer."""
+    found = _typed(value, key, list, "a list of objects") or []
+    return found if all(isinstance(item, dict) for item in found) else _refuse(key, "a list of objects", found)
 
 
 def text(value: Mapping[str, Any], key: str) -> str:
-    """The text under a key; "" when there is none. Raises BadAnswer."""
-    found = value.get(key)
-    if found is None:
-        return ""
-    if not isinstance(found, str):
-        raise BadAnswer(f"{key} is not a text: {_shown(found)}")
-    return whole(found)
+    """The text under a key; "" when absent. Raises BadAnswer."""
+    return whole(_typed(value, key, str, "a text") or "")
 
 
 def count(value: Mapping[str, Any], key: str) -> int | None:
-    """The count of tokens or steps under a key; None when there is none. Raises BadAnswer."""
+    """The count of tokens or steps under a key; None when absent. Raises BadAnswer."""
+    found = _typed(value, key, int, "a count")
+    return found if found is None or found is not True and found is not False and 0 <= found <= MOST_COUNT else \
+        _refuse(key, "a count", found)
+
+
+def _typed(value: Mapping[str, Any], key: str, kind: type[Kind], name: str) -> Kind | None:
     found = value.get(key)
-    if found is None:
-        return None
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= MOST_COUNT:
-        raise BadAnswer(f"{key} is not a count: {_shown(found)}")
-    return found
+    return found if found is None or isinstance(found, kind) else _refuse(key, name, found)
+
+
+def _refuse(key: str, name: str, found: object) -> NoReturn:
+    raise BadAnswer(f"{key} is not {name}: {_shown(found)}")
 
 
 def error_in(value: Mapping[str, Any]) -> str:
-    """The server's own message in an answer that is an error; "" in any other. Raises BadAnswer."""
+    """The server's message in an answer that is an error; "" in any other. Raises BadAnswer."""
     error = value.get("error") or (value if value.get("object") == "error" else None)
-    if not error:
-        return ""
-    told = error.get("message", error) if isinstance(error, dict) else error
-    return whole(told) if isinstance(told, str) else _shown(told)
+    message = error.get("message", error) if isinstance(error, dict) else error or ""
+    return whole(message) if isinstance(message, str) else _shown(message)
 
 
 def usage_of(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Where an answer says how many tokens there are: `usage`, or SGLang's `meta_info`. Raises BadAnswer."""
+    """The token counts of an answer: `usage`, or SGLang's `meta_info`. Raises BadAnswer."""
     return part(value, "usage") or part(value, "meta_info")
 
 

@@ -1,4 +1,4 @@
-"""Our own log: structured lines, one file per run in outputs/STUDY/logs/, redacted; `-v` shows it to people."""
+"""Our own log: redacted JSON lines, one file per run in outputs/STUDY/logs/; `-v` shows it on the terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from autotune.utils.redact import Redactor
 from autotune.utils.text import KEPT, REPLACED, printable
 
 LOG = logging.getLogger("autotune")
-PLAIN = set(logging.makeLogRecord({}).__dict__)
+STANDARD = set(logging.makeLogRecord({}).__dict__) | {"taskName"}
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, where, message, and whatever `extra` held."""
+    """One JSON object a line: time, level, module, message, and the fields of `extra`."""
 
     def __init__(self, redactor: Redactor) -> None:
         super().__init__()
@@ -28,14 +28,14 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
                  "level": record.levelname.lower(), "module": record.module, "message": record.getMessage()}
-        entry |= {key: value for key, value in record.__dict__.items() if key not in PLAIN and key != "taskName"}
+        entry |= {key: value for key, value in record.__dict__.items() if key not in STANDARD}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(self.redactor.data(entry), default=str)
 
 
-class ForPeople(logging.Formatter):
-    """Lines for a terminal: redacted, and without characters that would do something to it."""
+class TerminalLines(logging.Formatter):
+    """Lines for a terminal: redacted, and without control characters."""
 
     def __init__(self, redactor: Redactor) -> None:
         super().__init__("%(asctime)s %(levelname)s %(module)s: %(message)s")
@@ -45,28 +45,28 @@ class ForPeople(logging.Formatter):
         return printable(self.redactor.text(super().format(record)), keep=KEPT, instead=REPLACED)
 
 
-class Quiet(logging.FileHandler):
-    """A log that cannot be written any more (a full disk) says nothing about it on the terminal."""
+class QuietFileHandler(logging.FileHandler):
+    """Drops a record that cannot be written (a full disk) instead of printing a traceback."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         return
 
 
 def open_journal(folder: pathlib.Path, verbose: bool, secrets: Iterable[str] = ()) -> pathlib.Path:
-    """Start this run's log file, free of `secrets`, and return its path. Raises OSError when it cannot be written."""
+    """Start this run's log file, free of `secrets`, and return its path. Raises OSError."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     path = folder / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
     redactor = Redactor([*Redactor.from_command(sys.argv, os.environ).values, *secrets])
-    for handler in list(LOG.handlers):
-        LOG.removeHandler(handler)
-        handler.close()
-    written = Quiet(fresh(path))
-    written.setFormatter(JsonLines(redactor))
-    LOG.addHandler(written)
+    for old in list(LOG.handlers):
+        LOG.removeHandler(old)
+        old.close()
+    handlers: list[logging.Handler] = [QuietFileHandler(fresh(path))]
+    handlers[0].setFormatter(JsonLines(redactor))
+    if verbose:
+        handlers.append(logging.StreamHandler(sys.stderr))
+        handlers[1].setFormatter(TerminalLines(redactor))
+    for handler in handlers:
+        LOG.addHandler(handler)
     LOG.setLevel(logging.DEBUG)
     LOG.propagate = False
-    if verbose:
-        shown = logging.StreamHandler(sys.stderr)
-        shown.setFormatter(ForPeople(redactor))
-        LOG.addHandler(shown)
     return path

@@ -1,249 +1,208 @@
-"""Secrets out of everything that is written: environment values, flags, overrides, URLs with credentials.
+"""Secrets out of everything that is written: values of secret-looking names, access tokens, credentials in URLs.
 
     clean = Redactor.from_command(argv, env)
     clean.text("HF_TOKEN=hf_abc...")  ->  "HF_TOKEN=[redacted]"
 
-A name that looks secret hides its value wherever that value shows up later, also as JSON, shells, URLs and HTML spell
-it; values that look secret by themselves (access tokens, keys, `user:password@host`) are hidden without a name.
+A value that the user gives to a secret-looking variable, flag, key or override is hidden wherever it occurs, in the
+spellings that logs and reports use. Access tokens, keys and `user:password@host` are hidden without a name. Only the
+standard library is imported: the supervisor of a server must start fast.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-import os
 import re
-import string
+import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from autotune.utils.secret_names import secret_name, strong_name
-
 HIDDEN = "[redacted]"
-SHORTEST = 4
-"""Values shorter than this are not replaced everywhere (they would hit ordinary text)."""
-NUMBER_LENGTH = 8
-"""Numbers with fewer digits are counts and ports more often than secrets: they are hidden only where they are given.
-So are shorter parts of a list in one value, unless they mix letters and digits."""
-PASSWORD_DIGITS = 6
-"""From so many digits on the number of a password is hidden everywhere, where no digit stands beside it."""
-FLAG = re.compile(r"--[a-z]+(?:[-_.][a-z]+)*(?:[ =].*)?", re.S)
-"""A flag's name under a secret-looking key is where the secret goes, not the secret."""
-BEGINNING = 8
-"""So many characters of a known value are taken for it where a text was cut off."""
-CUT = ("'", '"', "`", "...")
-ROUNDS = 4
-GROUP_LENGTH = 8192
-MOST_BRACKETS = 64
-
-PREFIXES = ("hf_", "sk-", "sk_live_", "rk_live_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-",
-            "xox", "xapp-", "AKIA", "ASIA", "AIza", "ya29.", "npm_", "pypi-", "dckr_pat_", "nvapi-",
-            "gsk_", "r8_")
-"""One of these begins every token of TOKENS: looking for them first keeps long logs cheap."""
-TOKENS = re.compile(
-    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|[sr]k_live_[A-Za-z0-9]{16,}|gh[pousr]_"
-    r"[A-Za-z0-9]{20,}"
-    r"|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|xox[a-z](?:\.xox[a-z])?-[A-Za-z0-9-]{10,}"
-    r"|xapp-[A-Za-z0-9-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[A-Za-z0-9_-]{20,}|ya29\.[A-Za-z0-9_.-]{10,}|npm_[A-Za-z0-9]{20,}"
-    r"|pypi-[A-Za-z0-9_-]{16,}|dckr_pat_[A-Za-z0-9_-]{16,}|nvapi-[A-Za-z0-9_-]{16,}|gsk_[A-Za-z0-9]{20,}"
-    r"|r8_[A-Za-z0-9]{20,})")
-WEB_TOKEN = re.compile(r"\.(?=(?P<rest>eyJ[A-Za-z0-9_-]{10,}+\.[A-Za-z0-9_-]+))")
-"""A JSON web token from its second part on. Its first part is looked for backwards from there: forwards, each of its
-beginnings in one long word would be followed to the word's end."""
-WEB_TOKEN_HEAD = re.compile(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{10}")
-WEB_TOKEN_LETTERS = string.ascii_letters + string.digits + "_-"
-BEARER = re.compile(r"(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*")
-KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)")
-SIGNED = re.compile(r"[?&](?:sig|(?:X-Amz-|X-Goog-)?Signature|X-Amz-Security-Token)="
-                    r"(?P<value>[A-Za-z0-9%+/=_-]{8,})", re.I)
-URL = re.compile(r"://(?P<userinfo>(?P<user>[^\s/@:?#\"'<>`\[]{0,256}+)"
-                 r"(?::(?P<password>(?:(?!://)[^\s\"'<>`]){1,1024}))?)@")
-PORT = re.compile(r"\d{1,5}[/?#]")
-HOST = re.compile(r"(?:localhost|.*[.].*)?", re.S)
-
-_QUOTE = r"(?:\\{0,16}[\"'`]|&(?:quot|apos|#39|#34|#x27);|%2[27])"
-NAMED = re.compile(
-    r"(?<![\w.-])(?P<name>[\w.-]{2,}+)(?:\x1b\[[0-9;]{0,12}m)?"
-    rf"(?:{_QUOTE}?[ \t]*(?:[=:]{{1,2}}>?|%3[AaDd])[ \t]*b?|(?P<pair>{_QUOTE}[ \t]*,[ \t]*b?(?={_QUOTE})))", re.ASCII)
-FLAGGED = re.compile(rf"(?<![\w-])(?P<name>--[A-Za-z][\w.-]*+)(?:{_QUOTE}?(?:[ \t]*,\s*|[ \t]+)(?!\\{{0,16}}[\"']?-))",
-                     re.ASCII)
-PAIRED = re.compile(rf"\(b?{_QUOTE}\Z")
-VALUE = re.compile(
-    rf"(?P<quote>{_QUOTE})(?:(?P<quoted>(?>\\\\\\[\"']|(?!(?P=quote))(?:\\.|[^\n\\])){{1,4096}}+)(?P=quote)"
-    rf"|(?P<nearer>(?:(?!(?P=quote))(?:\\.|[^\n\\])){{1,4096}}+)(?P=quote))"
-    rf"|{_QUOTE}?(?P<bare>(?:(?:basic|bearer|digest|token|apikey|negotiate)[ \t]+)?[^\s\"'`,;&]+)", re.I)
-WHOLE_LINE = re.compile(r"authorization|cookie|passphrase", re.I)
-ONE_WORD = re.compile(r"(?:basic|bearer|token|negotiate)[ \t]|[ \t]*[\"'`&]", re.I)
-LINE = re.compile(r"[^\n]+")
-QUOTED_LINE = re.compile(r"[^\n\"'`]+")
-QUOTES = ("'", '"', "`")
-ITEM = re.compile(r"[^\s\[\](){}\"',]+")
-BRACKET = re.compile(r"[\[\](){}]")
+SHORTEST = 4  # shorter values are hidden only beside their name: elsewhere they would hit ordinary text
+NUMBER_LENGTH = 8  # so are numbers with fewer digits, and parts of a list that do not mix letters and digits
+ROUNDS = 4  # hiding one value may make its surroundings look like another
+NAME_CHARS = 200  # the end of a name that is looked at and remembered: names in logs have any length
 WORDS = {"none", "true", "false", "null"}
-PLAIN = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:e[-+]?\d+)?%?|\$\{[A-Z_][A-Z0-9_]*\}", re.I)
-PLAIN_GROUP = re.compile(r"(?:[\s\[\](){},:'\"+.\d-]|\b(?:None|True|False|null|true|false)\b)*")
-MIXED = re.compile(rf"(?=\S*\d)(?=\S*[A-Za-z])\S{{{SHORTEST},}}\Z")
 Span = tuple[int, int]
 Item = TypeVar("Item")
 
+TOKENS = [re.compile(pattern) for pattern in (
+    r"(?<![A-Za-z0-9])(?:(?:hf_|gh[pousr]_|[sr]k_live_|npm_|gsk_|r8_)[A-Za-z0-9]{16,}|(?:xox[a-z](?:\.xox[a-z])?-|xapp-"
+    r"|ya29\.)[\w.-]{10,}|(?:sk-|glpat-|nvapi-|pypi-|AIza|github_pat_|dckr_pat_)[\w-]{16,}|A[KS]IA[0-9A-Z]{16})",
+    r"(?<![A-Za-z0-9])eyJ[\w-]{7,400}+\.eyJ[\w-]{10,}+\.[\w-]+",  # JSON web tokens
+    r"(?<=[Bb]earer )[\w.~+/-]{8,}=*",
+    r"(?i:(?<=[?&]sig=)|(?<=[?&]signature=)|(?<=-signature=)|(?<=-security-token=))[\w%+/=-]{8,}",
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)")]
+URL = re.compile(r"://(?P<userinfo>(?P<user>[^\s/@:?#\"'<>`\[]{0,256}+)"
+                 r"(?::(?P<password>(?:(?!://)[^\s\"'<>`]){1,1024}))?)@")
+PORT_OF_HOST = re.compile(r"(?:localhost|[^:]*[.][^:]*|):\d{1,5}[/?#]")
 
-def plain(value: str) -> bool:
-    """Whether a value is nobody's secret, whatever its name: empty, None, a truth value, a number, a ${REFERENCE}."""
-    return not value or value.lower() in WORDS or PLAIN.fullmatch(value) is not None
+# NAME=value, "name": "value", --flag value, ['--flag', 'value']; a quote may be escaped once or percent-encoded.
+QUOTE = r"(?:\\?[\"'`]|&(?:quot|#34|#39|#x27);|%2[27])"
+NAMED = re.compile(rf"(?<![\w.-])(?P<name>[\w.-]{{2,}}+)(?:\x1b\[[\d;]{{0,12}}m)?{QUOTE}?[ \t]*"
+                   r"(?:[=:]{1,2}>?|%3[AaDd])[ \t]*b?", re.ASCII)
+FLAGGED = re.compile(rf"(?<![\w-])(?P<name>--[A-Za-z][\w.-]*+){QUOTE}?(?:[ \t]*,[ \t]*|[ \t]+)(?!{QUOTE}?-)", re.ASCII)
+VALUE = re.compile(rf"(?P<quote>{QUOTE})(?P<quoted>(?:(?!(?P=quote))(?:\\.|[^\n\\])){{1,1024}}+)(?P=quote)|{QUOTE}?"
+                   r"(?P<bare>(?:(?:basic|bearer|digest|token)[ \t]+)?[^\s\"'`,;&]+)", re.I)
+PLAIN = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:e[-+]?\d+)?%?|\$\{[A-Z_][A-Z0-9_]*\}", re.I)
+FLAG = re.compile(r"--[a-z]+(?:[-_.][a-z]+)*(?:[ =].*)?", re.S)
+ASSIGNED = re.compile(r"(?P<name>[+~-]*[\w.@/-]+)=(?P<value>.+)", re.S)
+MIXED = re.compile(rf"(?=\S*\d)(?=\S*[A-Za-z])\S{{{SHORTEST},}}")
+
+# Secret names, as _lower_case_words_ between underscores: _hf_token_ is one, _max_total_tokens_ is not. After `token`
+# come ABOUT and COUNT, before it SPECIAL; before `key` comes ENTRY. OWNER comes before keys and tokens.
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+PASSWORD = re.compile(r"(?:passwords?|passwd|passphrases?|passcodes?|secrets?)_|[a-z]_pwd_$")  # may be a number
+ABOUT = "type|mode|method|enabled|ur[li]|provider|backend|sock|host|port|policy|file|path|dir|name|required|scheme"
+COUNT = ("per|map|budget|capacity|limits?|usage|workers?|ids?|index|idx|counts?|counter|len|length|embeddings?|num"
+         "|size|pool|ratio|rate|throughput|latency|dispatch|dispatcher|level|wise|time|bucket|merge|penalty|pos"
+         "|position|logprobs?|probs?|healing|offset|step|group|timeout")
+SPECIAL = ("max|min|num|total|per|pad|padding|mask|eos|bos|sep|unk|cls|special|stop|image|audio|video|think|begin|end"
+           "|start|placeholder|prompt|draft|prefill|decode|cached|generated|output|input|first|next|last|skip|kv|each"
+           "|single|bonus|accepted|running")
+ENTRY = ("missing|unexpected|weight|state|dict|param|parameter|layer|cache|config|sort|primary|public|foreign|prefix"
+         "|hash|block|tensor|module|lookup|partition|group")
+OWNER = ("api|access|private|secret|session|signing|encryption|master|auth|ssh|hmac|account|admin|service|client"
+         "|storage|shared|refresh|bearer|hf|gh|hub|huggingface|github|gitlab|git|slack|bot|oauth|deploy|registry|npm"
+         "|pypi|login|csrf|xsrf|vault|user|license|subscription|security|jwt|id")
+PASS_OWNER = ("db|database|usr|smtp|ftp|mail|email|imap|my|mysql|pg|postgres|postgresql|redis|mongo|mongodb|root"
+              "|basic|proxy|ldap|https?|key|ssl|sudo|docker|kafka|rabbitmq|app|wifi|keystore|truststore|store|sql"
+              "|server|grafana")
+SECRET = re.compile(
+    "_(?:credentials?|creds?|jwts?|authorization|p(?:s|ass)w(?:o?r)?d|webhooks?|otps?|(?!old)[a-z]+pwd|[a-z]+apikeys?)_"
+    rf"|_(?:{OWNER})_?(?:keys?|tokens)_|_(?:{OWNER})tokens?_|_token_(?!(?:{ABOUT}|{COUNT})_)"
+    rf"|_(?:auth|bearer|cookies?|dsn)_(?!(?:{ABOUT})_)|_key_$|_pat_$|^_pass_$|_(?:{OWNER}|{PASS_OWNER})_pass_$")
+OTHER = re.compile(rf"_(?:{SPECIAL})_token_|_(?:{ENTRY})_key_$")
 
 
-def _secret_value(value: str, hide: int) -> bool:
-    """Whether what has a secret-looking name is a secret: no flag, and no number unless it is a password's."""
-    number = hide > 1 and value.isdecimal() and len(value) >= SHORTEST
-    return not FLAG.fullmatch(value) and (number or not plain(value))
+def secret_name(name: str) -> bool:
+    """True for the name of a variable, flag or key that holds a secret (HF_TOKEN; not --max-total-tokens)."""
+    return bool(_strength(name[-NAME_CHARS:]))
+
+
+@functools.lru_cache(maxsize=8192)
+def _strength(name: str) -> int:
+    """0: not secret; 1: secret, unless the value is a number; 2: secret, also when the value is a number."""
+    words = "_".join(["", *(word.lower() for word in WORD.findall(name)), ""])
+    if PASSWORD.search(words):
+        return 2
+    lists = name.isupper() and words.endswith("_tokens_") and not re.search(rf"_(?:{SPECIAL})_", words)
+    return int(lists or SECRET.search(OTHER.sub("_", words)) is not None)
 
 
 class Redactor:
-    """Replaces known secret values, and whatever looks like one."""
+    """Replaces known secret values, in all their spellings, and unknown ones that look like secrets."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        pieces = {part for value in values for part in value.split(HIDDEN) if part == value or len(part) >= BEGINNING}
-        known = {value for value in pieces if len(value) >= SHORTEST and value.lower() not in WORDS}
+        known = {part for value in values for part in value.split(HIDDEN)
+                 if len(part) >= SHORTEST and part.lower() not in WORDS}
         self.values = tuple(sorted(known, key=lambda v: (-len(v), v)))
         forms = {form for value in self.values for form in spellings(value)}
         self._forms = tuple(sorted(forms, key=lambda v: (-len(v), v)))
-        self.longest = max((len(form.encode(errors="replace")) for form in forms), default=0)
-        """Bytes of the longest known value, however it is spelled."""
-        self._known = re.compile("|".join(map(_anywhere, self._forms))) if forms else None
+        self.longest = max((len(form.encode(errors="replace")) for form in forms), default=0)  # in bytes
+        self._known = re.compile("|".join(map(re.escape, self._forms)))
 
     @classmethod
     def from_command(cls, argv: Sequence[str], *environments: Mapping[str, object]) -> Redactor:
-        """Collect the values of secret-looking flags, overrides and variables, and of what looks secret in any."""
-        given = (value for variables in environments for name, value in variables.items()
-                 if isinstance(value, str) and secret_name(str(name)) and value.startswith("--"))
-        return cls([*given, *(value for source in (list(argv), *environments) for value in secrets(source))])
+        """Know the secrets in flags, overrides and variables; values may be nested lists and mappings."""
+        like_flags = (value for variables in environments for name, value in variables.items()
+                      if isinstance(value, str) and value.startswith("--") and secret_name(str(name)))
+        return cls([*like_flags, *(value for source in (list(argv), *environments) for value in secrets(source))])
 
     def text(self, text: str) -> str:
         """`text` without secrets."""
-        for _ in range(ROUNDS):  # what was hidden may make what is left look like a secret
+        for _ in range(ROUNDS):
             before = text
-            if self._known is not None and any(form in text for form in self._forms):
+            if any(form in text for form in self._forms):
                 text = HIDDEN.join(self._known.sub(HIDDEN, part) for part in text.split(HIDDEN))
-            text = self._without_beginnings(text)
-            text = _without(text, _shaped(text))
-            text = _without(text, _flagged(text))
-            text = _without(text, _named(text))
+            for pattern in TOKENS:
+                text = pattern.sub(HIDDEN, text)
+            kept, at = [], 0
+            for start, end in sorted((*_in_urls(text), *_named(text)), key=lambda span: (span[0], -span[1])):
+                if start >= at:
+                    kept += [text[at:start], HIDDEN]
+                at = max(at, end)
+            text = "".join([*kept, text[at:]])
             if text == before:
                 break
         return text
 
-    def _without_beginnings(self, text: str) -> str:
-        """Without what is left of known values where somebody cut a text off: at its end, or before a quote."""
-        for form in self._forms:
-            if len(form) > BEGINNING and form[:BEGINNING] in text:
-                text = _without(text, _begun(text, form))
-        return text
-
-    def data(self, value: object, hide: int = 0) -> object:
-        """The same for nested lists and mappings; what is under a secret-looking key or flag is hidden (`hide`: its
-        `strength`)."""
+    def data(self, value: object, strength: int = 0) -> object:
+        """The same for nested lists and mappings; everything under a secret-looking key or flag is hidden."""
         if isinstance(value, str):
-            return HIDDEN if hide and _secret_value(value, hide) else self.text(value)
+            return HIDDEN if strength and _secret_value(value, strength) else self.text(value)
         if isinstance(value, Mapping):
-            return {self.text(k) if isinstance(k, str) else k: self.data(v, max(hide, strength(k)))
+            return {self.text(k) if isinstance(k, str) else k: self.data(v, max(strength, _strength(str(k))))
                     for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return [self.data(item, max(hide, after)) for item, after in after_flags(value)]
-        if isinstance(value, int) and not isinstance(value, bool) and hide:
-            return HIDDEN if _secret_value(str(value), hide) or str(value) in self.values else value
+            return [self.data(item, max(strength, after)) for item, after in after_flags(value)]
+        if isinstance(value, int) and not isinstance(value, bool) and (
+                str(value) in self.values or strength and _secret_value(str(value), strength)):
+            return HIDDEN
         return value
 
     def mapping(self, value: Mapping[str, object]) -> dict[str, object]:
         """`data` for a mapping."""
-        return {self.text(k): self.data(v, strength(k)) for k, v in value.items()}
+        return {self.text(k): self.data(v, _strength(k)) for k, v in value.items()}
 
     def argv(self, argv: Sequence[str]) -> list[str]:
         """An argument vector with secret values hidden."""
         shown: list[str] = []
-        for arg, hide in after_flags(argv):
-            name, value = _assigned(arg)
-            if hide and arg.lower() not in WORDS:
+        for arg, after_secret in after_flags(argv):
+            given = ASSIGNED.fullmatch(arg)
+            if after_secret and arg.lower() not in WORDS:
                 shown.append(HIDDEN)
-            elif value and secret_name(name) and value.lower() not in WORDS:
-                shown.append(f"{name}={HIDDEN}")
+            elif given and secret_name(given["name"]) and given["value"].lower() not in WORDS:
+                shown.append(f"{given['name']}={HIDDEN}")
             else:
                 shown.append(self.text(arg))
         return shown
 
 
-def strength(name: object) -> int:
-    """What a name says of its value: 0 nothing, 1 a secret, 2 a password, which may be a number."""
-    return 0 if not isinstance(name, str) or not secret_name(name) else 1 + strong_name(name)
-
-
-def secrets(value: object, hide: int = 0) -> Iterator[str]:
-    """The secrets in nested lists, mappings and texts that are to be known: what `Redactor.data` and `Redactor.argv`
-    would hide, without short numbers. `hide`: the `strength` of the name that the value has."""
-    return (found for found, strong in _found(value, hide) if not FLAG.fullmatch(found) and (
-        not plain(found) or len(found) >= (PASSWORD_DIGITS if strong and found.isdecimal() else NUMBER_LENGTH)))
-
-
-def _found(value: object, hide: int) -> Iterator[tuple[str, bool]]:
-    """(what may be a secret, whether it is a password's)."""
+def secrets(value: object, strength: int = 0) -> Iterator[str]:
+    """The secrets in nested lists, mappings and texts; not short numbers, which are hidden only beside their name."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _found(inner, max(hide, strength(key)))
+            yield from secrets(inner, max(strength, _strength(str(key))))
     elif isinstance(value, list | tuple):
         for item, after in after_flags(value):
-            name, assigned = _assigned(item) if isinstance(item, str) else ("", "")
-            if assigned and secret_name(name):
-                yield from _found(assigned, strength(name))
-            yield from _found(item, max(hide, after))
-    elif isinstance(value, int) and not isinstance(value, bool) and hide:
-        yield str(value), hide > 1
-    elif isinstance(value, str):
-        if hide:
-            yield value, hide > 1
-            yield from ((part, False) for part in re.split(r"[,;\s]+", value) if len(part) < len(value) and (
-                len(part) >= NUMBER_LENGTH or MIXED.match(part)))
-        spans = [*_shaped(value), *_flagged(value), *_named(value)] if len(value) < GROUP_LENGTH else _shaped(value)
-        for start, end in spans:
-            found = value[start:end]
-            yield from ((one, False) for one in (ITEM.findall(found) if found[:1] in "[({" else [found]))
-            if ":" in found and value[max(0, start - 3):start] == "://":
-                yield from ((one, False) for one in _password(found.partition(":")[2]))
-
-
-def _anywhere(form: str) -> str:
-    """A pattern for a known value; a short number is none within a longer one."""
-    short = form.isdecimal() and len(form) < NUMBER_LENGTH
-    return rf"(?<!\d)(?<!\d\.){form}(?!\d)" if short else re.escape(form)
+            given = ASSIGNED.fullmatch(item) if isinstance(item, str) else None
+            yield from secrets(given["value"], _strength(given["name"])) if given else ()
+            yield from secrets(item, max(strength, after))
+    elif isinstance(value, str) or isinstance(value, int) and not isinstance(value, bool) and strength:
+        text = str(value)
+        in_urls = [text[slice(*span)] for span in _in_urls(text)]
+        found = [text] if strength else []
+        found += [text[slice(*span)] for span in _named(text)] if len(text) < 8192 else ()
+        found += [part for one in found for part in re.split(r"[\s,;\[\](){}\"']+", one)
+                  if len(part) >= NUMBER_LENGTH or MIXED.fullmatch(part)]
+        for one in in_urls:
+            password = one.partition(":")[2]
+            found += [one, password, urllib.parse.unquote(password)]
+        yield from (one for one in found if not FLAG.fullmatch(one) and (
+            len(one) >= NUMBER_LENGTH or not _is_plain(one)))
 
 
 def spellings(value: str) -> set[str]:
-    """A text as it stands, and within JSON, Python, shells, URLs, HTML and two of them in one another."""
+    """A text as it stands, and within JSON, Python, a shell, a URL or HTML."""
     if value.isascii() and value.replace("_", "").replace("-", "").isalnum():
         return {value}
     import html
     import json
-    import urllib.parse
 
-    def once(text: str) -> set[str]:
-        percent = {urllib.parse.quote(text, safe=safe, errors="replace") for safe in ("", "/")}
-        percent.add(urllib.parse.quote_plus(text, errors="replace"))
-        escaped = {html.escape(text), html.escape(text, quote=False), html.escape(text).replace("&#x27;", "&#39;")}
-        return {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1], *escaped,
-                text.replace("'", "'\"'\"'"), text.replace("'", "\\'"), *percent,
-                *(re.sub("%..", lambda m: m[0].lower(), one) for one in percent)}
-
-    first = once(value)
-    return {value, *first, *(twice for text in first for twice in once(text))}
-
-
-def _password(text: str) -> list[str]:
-    import urllib.parse
-
-    return [text, urllib.parse.unquote(text)]
+    percent = {urllib.parse.quote(value, safe=safe, errors="replace") for safe in ("", "/")}
+    percent.add(urllib.parse.quote_plus(value, errors="replace"))
+    escaped = html.escape(value)
+    return {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1],
+            value.replace("'", "'\"'\"'"), *percent, *(re.sub("%..", lambda m: m[0].lower(), one) for one in percent),
+            escaped, html.escape(value, quote=False), escaped.replace("&#x27;", "&#39;"),
+            escaped.replace("&#x27;", "&#39;").replace("&quot;", "&#34;")}
 
 
 def after_flags(items: Sequence[Item]) -> Iterator[tuple[Item, bool]]:
-    """(item, whether it is a value of the secret-looking flag before it).
+    """(item, True if it is a value of the secret-looking flag before it).
 
-    A flag may take several; after the first one a path or a placeholder is taken for something else.
+    A flag may take several values; after the first one, a path or a placeholder is no secret.
     """
     hide = first = False
     for item in items:
@@ -255,140 +214,48 @@ def after_flags(items: Sequence[Item]) -> Iterator[tuple[Item, bool]]:
             hide = "=" not in word and secret_name(word)
 
 
-def _assigned(word: str) -> tuple[str, str]:
-    """(name, value) of a whole word like name=value, --name=value or +a.b=value; else two empty texts."""
-    name, _, value = word.partition("=")
-    return (name, value) if value and re.fullmatch(r"[+~-]*[\w.@/-]+", name) else ("", "")
+def _is_plain(value: str) -> bool:
+    """True for no secret, whatever its name: empty, None, a truth value, a number, a ${REFERENCE}."""
+    return not value or value.lower() in WORDS or PLAIN.fullmatch(value) is not None
 
 
-def _without(text: str, spans: Iterator[Span]) -> str:
-    """`text` with spans, which come in order, hidden."""
-    kept, at = [], 0
-    for start, end in spans:
-        kept += [text[at:start], HIDDEN]
-        at = end
-    return "".join([*kept, text[at:]]) if kept else text
+def _secret_value(value: str, strength: int) -> bool:
+    number = strength > 1 and value.isdecimal() and len(value) >= SHORTEST
+    return not FLAG.fullmatch(value) and (number or not _is_plain(value))
 
 
-def _begun(text: str, form: str) -> Iterator[Span]:
-    """Where a known value begins and is cut off."""
-    at = text.find(form[:BEGINNING])
-    while at >= 0:
-        end = at + len(os.path.commonprefix([form, text[at:at + len(form)]]))
-        if end == len(text) or text.startswith(CUT, end):
-            yield at, end
-        at = text.find(form[:BEGINNING], end)
-
-
-def _shaped(text: str) -> Iterator[Span]:
-    """Where values stand that look secret by themselves."""
-    spans = []
-    if "-----BEGIN " in text:
-        spans += [m.span() for m in KEY_BLOCK.finditer(text)]
-    if any(prefix in text for prefix in PREFIXES):
-        spans += [m.span() for m in TOKENS.finditer(text)]
-    if ".eyJ" in text:
-        spans += _web_tokens(text)
-    if "earer " in text:
-        spans += [m.span() for m in BEARER.finditer(text)]
-    if "sig=" in text or "ignature=" in text or "-Token=" in text:
-        spans += [m.span("value") for m in SIGNED.finditer(text)]
-    if "://" in text:
-        spans += [m.span("userinfo") for m in URL.finditer(text) if _opens(text, m)]
-    at = 0
-    for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
-        if start >= at:
-            yield start, end
-        at = max(at, end)
-
-
-def _web_tokens(text: str) -> Iterator[Span]:
-    """Where JSON web tokens stand."""
-    for found in WEB_TOKEN.finditer(text):
-        before = text[text.rfind(".", 0, found.start()) + 1:found.start()]
-        word = before[len(before.rstrip(WEB_TOKEN_LETTERS)):]
-        if head := WEB_TOKEN_HEAD.search(word):
-            yield found.start() - len(word) + head.start(), found.end("rest")
-
-
-def _opens(text: str, found: re.Match[str]) -> bool:
-    """Whether what stands before the @ of a URL is no mere user, and no host with a port and an @ in its path."""
-    user, password = found["user"], found["password"]
-    web = text[max(0, found.start() - 5):found.start()].lower().endswith(("http", "https"))
-    if password is None:
-        return user != "git" and (web or len(user) >= 20)
-    return password != HIDDEN and not (web and PORT.match(password) and HOST.fullmatch(user))
+def _in_urls(text: str) -> Iterator[Span]:
+    """Credentials in URLs; a mere user name stays, except in web addresses, where it may be a token."""
+    for found in URL.finditer(text) if "://" in text else ():
+        web = text[max(0, found.start() - 5):found.start()].lower().endswith(("http", "https"))
+        if found["password"] is None:
+            secret = found["user"] != "git" and (web or len(found["user"]) >= 20)
+        else:
+            secret = found["password"] != HIDDEN and not (web and PORT_OF_HOST.match(found["userinfo"]))
+        if secret and found["userinfo"] != HIDDEN:
+            yield found.span("userinfo")
 
 
 def _named(text: str) -> Iterator[Span]:
-    """Where values of secret-looking names stand: NAME=value, "name": "value", name: [a, b], ("name", "value")."""
+    """Values of secret-looking names and flags."""
     at = 0
-    for found in NAMED.finditer(text) if "=" in text or ":" in text or "%3" in text or "(" in text else ():
-        name = found["name"]
-        if found.start() < at or name == "key" or not secret_name(name):
-            continue
-        before = text[max(0, found.start() - 1):found.start()]
-        if before == "/" and found[0].endswith(":") and text.startswith("/", found.end()):
-            continue  # a mount such as /etc/passwd:/etc/passwd
-        if found["pair"] and not PAIRED.search(text, max(0, found.start() - 24), found.start()):
-            continue
-        span = None
-        if not found["pair"] and ":" in found[0] and WHOLE_LINE.search(name):
-            quoted = text[max(0, found.start() - 1):found.start()] in QUOTES
-            line = None if ONE_WORD.match(text, found.end()) else (QUOTED_LINE if quoted else LINE).match(
-                text, found.end())
-            span = _trimmed(text, *line.span()) if line and line[0].strip() else None
-        span = span or _value(text, found.end(), "=" in found[0], strong_name(name))
-        if span is not None:
-            yield span
-            at = span[1]
-
-
-def _flagged(text: str) -> Iterator[Span]:
-    """Where values of secret-looking flags stand: --api-key value, ['--api-key', 'value']."""
-    at = 0
-    for found in FLAGGED.finditer(text) if "--" in text else ():
-        if found.start() >= at and secret_name(found["name"]):
-            span = _value(text, found.end(), "," in found[0], strong_name(found["name"]))
-            if span is not None:
-                yield span
-                at = span[1]
-
-
-def _value(text: str, start: int, short: bool, numbers: bool) -> Span | None:
-    """The value at `start`; None for what is no secret. `short`: a bare one may be; `numbers`: it may be a number."""
-    if text[start:start + 1] in ("[", "{", "(") and not text.startswith(HIDDEN, start):
-        end = _closing(text, start)
-        if end:
-            return None if PLAIN_GROUP.fullmatch(text, start, end) else (start, end)
-    found = VALUE.match(text, start)
-    if found is None:
-        return None
-    group = next((name for name in ("quoted", "nearer") if found[name] is not None), "bare")
-    quoted = group != "bare"
-    span = found.span(group) if quoted else _trimmed(text, *found.span("bare"))
-    value = text[slice(*span)]
-    if value == HIDDEN or plain(value if quoted else found["bare"]):
-        number = numbers and value.isdecimal() and len(value) >= SHORTEST
-        return span if number else None
-    return span if quoted or len(value) >= (1 if short else SHORTEST) and not plain(value) else None
-
-
-def _trimmed(text: str, start: int, end: int) -> Span:
-    """Without blanks around it, and without the brackets that close what began before it."""
-    while start < end and text[start].isspace():
-        start += 1
-    while start < end and not text.endswith(HIDDEN, start, end) and (
-            text[end - 1].isspace() or text[end - 1] in ")]}>,;"):
-        end -= 1
-    return start, end
-
-
-def _closing(text: str, start: int) -> int:
-    """Where the bracket at `start` is closed; 0 when it is not, or far away."""
-    depth = 0
-    for found in itertools.islice(BRACKET.finditer(text, start, start + GROUP_LENGTH), MOST_BRACKETS):
-        depth += 1 if found[0] in "[({" else -1
-        if depth == 0:
-            return found.end()
-    return 0
+    for found in itertools.chain(NAMED.finditer(text) if "=" in text or ":" in text or "%3" in text else (), [None],
+                                 FLAGGED.finditer(text) if "--" in text else ()):
+        if found is None:
+            at = 0
+        elif found.start() >= at and found["name"] != "key" and (strength := _strength(found["name"][-NAME_CHARS:])):
+            before = text[max(0, found.start() - 1):found.start()]
+            if before == "/" and found[0].endswith(":") and text.startswith("/", found.end()):
+                continue  # a mount such as /etc/passwd:/etc/passwd
+            value = VALUE.match(text, found.end())
+            if value is None:
+                continue
+            kind = "bare" if value["quoted"] is None else "quoted"
+            start, end = value.span(kind)
+            whole = text[start:end]
+            while kind == "bare" and end > start and text[end - 1] in ")]}>" and not text.endswith(HIDDEN, start, end):
+                end -= 1
+            short = kind == "bare" and not found[0].rstrip(" \t").endswith("=") and end - start < SHORTEST
+            if not short and all(_secret_value(one, strength) for one in (whole, text[start:end])):
+                yield start, end
+            at = end

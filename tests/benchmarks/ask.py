@@ -22,14 +22,14 @@ for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from autotune.records import Blame, Config, Crash, Energy, Measurement, Stage, Value  # noqa: E402
+from autotune.records import Blame, Config, Crash, Energy, Measurement, Score, Stage, Value, to_json  # noqa: E402
 from autotune.search.protocol import Launch, Limits  # noqa: E402
 from autotune.search.strategy import LaunchAware  # noqa: E402
 from autotune.space.space import Space  # noqa: E402
-from autotune.storage.study import Study, distribution  # noqa: E402
-from autotune.storage.trial import Verdict, crash_attrs, measurement_attrs  # noqa: E402
-from autotune.storage.urls import open_storage, sqlite_url  # noqa: E402
-from autotune.tuning.loop import observation_of  # noqa: E402
+from autotune.storage.database import open_storage, sqlite_url  # noqa: E402
+from autotune.storage.study import Study  # noqa: E402
+from autotune.storage.trial import OUTCOME, Result, distribution  # noqa: E402
+from autotune.tuning.worker import observation_of  # noqa: E402
 
 LOADS = (1, 16, 64)
 PARAMS = {f"p{i}": (2, 3, 4, 5)[i % 4] for i in range(12)}
@@ -43,7 +43,7 @@ def space() -> Space:
                         "baseline": {**dict.fromkeys(PARAMS, "c0"), "concurrency": LOADS[0]}}, "ask.py")
 
 
-def outcome(config: Config, rng: random.Random) -> tuple[Measurement | Crash, Verdict | None]:
+def outcome(config: Config, rng: random.Random) -> tuple[Measurement | Crash, Score | None]:
     """A made-up outcome: a few choices crash, the others multiply."""
     bad = [name for name in PARAMS if config[name] == "c1" and int(name[1:]) < 8]
     if bad and rng.random() < 0.15:
@@ -51,7 +51,7 @@ def outcome(config: Config, rng: random.Random) -> tuple[Measurement | Crash, Ve
     value = math.exp(sum(0.03 * int(str(config[name])[1:]) * (-1) ** int(name[1:]) for name in PARAMS)
                      + 0.3 * math.log(float(config["concurrency"])) + rng.gauss(0, 0.01))
     return (Measurement(1000, 10.0, 5, 0, int(config["concurrency"]), Energy("nvml", 1000 / value, 10.0),
-                        relative_error=0.02), Verdict(value))
+                        relative_error=0.02), Score(value))
 
 
 def fill(study: Study, count: int, rng: random.Random) -> None:
@@ -63,17 +63,15 @@ def fill(study: Study, count: int, rng: random.Random) -> None:
         server: dict[str, Value] = {name: f"c{rng.randrange(n)}" for name, n in PARAMS.items()}
         for i, load in enumerate(rng.sample(LOADS, 2)):
             config = {**server, "concurrency": load}
-            found, verdict = outcome(config, rng)
-            attrs = crash_attrs(found) if isinstance(found, Crash) else measurement_attrs(found) | {"feasible": True}
-            attrs |= {"owner": "elsewhere|b|1|1", "launch_id": count, "cost_s": 330.0 - 300 * i,
-                      "launch_s": 300.0 if i == 0 else 0.0}
+            found, score = outcome(config, rng)
+            result = Result(found, score, cost_s=330.0 - 300 * i, launch_s=300.0 if i == 0 else 0.0)
             study.inner.add_trial(optuna.trial.create_trial(
-                state=optuna.trial.TrialState.PRUNED if verdict is None else optuna.trial.TrialState.COMPLETE,
-                value=None if verdict is None else verdict.value, params=dict(config),
+                state=optuna.trial.TrialState.PRUNED if score is None else optuna.trial.TrialState.COMPLETE,
+                value=None if score is None else score.value, params=dict(config),
                 distributions={p.name: distribution(p) for p in known.params},
-                user_attrs={name: value for name, value in attrs.items() if value is not None}))
+                user_attrs={"owner": "other-host|b|1|1", "launch_id": count, OUTCOME: to_json(result)}))
             count -= 1
-            if verdict is None or not count:
+            if score is None or not count:
                 break
 
 
@@ -102,7 +100,7 @@ def main() -> int:
         for n in range(args.asks + 1):
             fill(study, 2, rng)  # another worker's launch
             wall, began = time.monotonic(), time.process_time()
-            with study.turn():
+            with study.locked():
                 study.fail_stale_trials()
                 for record in study.records()[heard:]:
                     if record.state in ("COMPLETE", "PRUNED"):

@@ -29,6 +29,7 @@ from typing import Any
 import yaml
 
 from tests.engine.standin_engine import ENGINE
+from tests.storage.flat import flat
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHORT: dict[str, Any] = {
@@ -173,7 +174,7 @@ class Site:
                     params.setdefault(trial, {})[key] = choices[int(value)] if choices else value
             except sqlite3.OperationalError:  # killed before the tables were made
                 return []
-        return [Trial(number, state, values.get(key), params.get(key, {}), attrs.get(key, {}))
+        return [Trial(number, state, values.get(key), params.get(key, {}), flat(attrs.get(key, {})))
                 for key, number, state in rows]
 
     def wait_for(self, text: str, tuner: subprocess.Popen[bytes], within_s: float = 600.0, after: int = 0) -> None:

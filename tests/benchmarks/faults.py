@@ -431,6 +431,22 @@ def clock_jumps(folder: pathlib.Path) -> str:
     return "all measured, no time off"
 
 
+def asleep(folder: pathlib.Path) -> str:
+    """The machine sleeps in a window: CLOCK_BOOTTIME runs on, CLOCK_MONOTONIC does not."""
+    library = built("clock.c", "libclock.so")
+    folder.mkdir(parents=True, exist_ok=True)
+    offset = folder / "offset"
+    offset.write_text("0\n")
+    site = make(folder, env={"LD_PRELOAD": str(library), "FAKE_BOOT": str(offset)})
+    with started(site) as tuner:
+        site.wait_for(" window", tuner)
+        offset.write_text("3600\n")
+        finished(site, tuner, 0, "the machine was suspended for 3600 s")
+    clean(site)
+    measured(site)
+    return "measured again, all measured"
+
+
 def suspended(when: str, seconds: float, folder: pathlib.Path) -> str:
     """The whole tree stopped for longer than the limits of a stage and of a token."""
     site = make(folder, stage_s=1.0 if when == "load" else 0.02)
@@ -490,11 +506,11 @@ def interrupted(times: int, rounds: int, seed: int, folder: pathlib.Path, number
     return f"exit {', '.join(map(str, codes))}, nothing left, {resumed(site)}"
 
 
-def keeper_killed(folder: pathlib.Path) -> str:
+def supervisor_killed(folder: pathlib.Path) -> str:
     site = make(folder, workload=LONGER)
     with started(site) as tuner:
         site.wait_for(" window", tuner)
-        os.kill(site.records("owner.json")["0001"]["keeper"], signal.SIGKILL)
+        os.kill(site.records("owner.json")["0001"]["supervisor"], signal.SIGKILL)
         finished(site, tuner, 1, "the study is kept")
     clean(site)
     need([t.state for t in site.trials()] == ["FAIL"], states(site))
@@ -558,10 +574,11 @@ def campaign() -> list[Fault]:
     add("GPU busy", "exit 4 naming the process", gpu_busy)
     add("two studies on one GPU", "the second is refused", two_on_one_gpu)
     add("clock jumps a day on and two back", "measured", clock_jumps)
+    add("the machine sleeps in a window", "measured again", asleep, quick=True)
     add("suspended in a window for 10 s", "measured again", suspended, "window", 10, quick=True)
     add("suspended in a start for 10 s", "no crash", suspended, "load", 10)
     add("two tuners on one study", "the second is refused", two_tuners, quick=True)
-    add("keeper killed in a window", "exit 1, FAIL, resumable", keeper_killed)
+    add("supervisor killed in a window", "exit 1, FAIL, resumable", supervisor_killed)
     add("load client killed in a window", "measured again", client_killed)
     for seed in range(3):
         add(f"Ctrl-C once at random moments ({seed})", "130, resumable", interrupted, 1, 3, seed, quick=seed == 0)

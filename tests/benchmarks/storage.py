@@ -2,8 +2,8 @@
 
     python tests/benchmarks/storage.py [--storage URL] [--workers 1,4,16] [--trials 20]
 
-Without --storage a SQLite file in a temporary folder. Each trial is one turn (hear, ask) and one tell with about fifty
-attributes, as of a real measurement.
+Without --storage a SQLite file in a temporary folder. Each trial is one turn of the study lock (read, ask)
+and one tell of an outcome.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from autotune.records import Measurement, Value
+from autotune.records import Value
+from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
-from autotune.storage.urls import sqlite_url
+from autotune.storage.trial import LaunchFacts
 from tests.benchmarks.ask import PARAMS, outcome, space
 
 
@@ -35,14 +36,14 @@ def work(url: str, name: str, trials: int, seed: int) -> None:
         config: dict[str, Value] = {key: f"c{rng.randrange(size)}" for key, size in PARAMS.items()}
         config["concurrency"] = 16
         began = time.monotonic()
-        with study.turn():
+        with study.locked():
             study.records()
             trial = study.ask(config, seed * trials + n)
         turns_s += time.monotonic() - began
-        found, verdict = outcome(config, rng)
-        facts = {"server_argv": ["python"] * 40, "server_env": {}, "resolved": dict(config), "resolved_key": str(n)}
+        found, score = outcome(config, rng)
+        facts = LaunchFacts(("python",) * 40, {}, dict(config), str(n))
         began = time.monotonic()
-        study.tell(trial, found, verdict if isinstance(found, Measurement) else None, cost_s=330, launch_s=300, **facts)
+        study.tell(trial, found, score, facts, cost_s=330, launch_s=300)
         tells_s += time.monotonic() - began
     print(f"{turns_s} {tells_s}", flush=True)
 

@@ -57,8 +57,10 @@ def row(method: str, launch: int, level: int, tokens: float, window_s: float, jo
 def opened(overrides: Sequence[str]) -> tuple[Any, Any]:
     """(settings, bench) of this host, as the verbs have them."""
     from autotune.config import compose
-    from autotune.engine.host import engine_version, visible_gpus
-    from autotune.executors.local import LocalExecutor, working_power
+    from autotune.engine.gpus import visible_gpus
+    from autotune.engine.host import engine_version
+    from autotune.executors.local import LocalExecutor
+    from autotune.executors.preflight import working_power
 
     settings = compose.load(list(overrides))
     gpus = visible_gpus()

@@ -2,41 +2,81 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
+import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from autotune.cli.commands import open_study
+from autotune.__main__ import main
+from autotune.cli.commands import VERBS, open_study
 from autotune.config.compose import load
 from tests.report.studies import Made
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+PORT = "OSError: [Errno 98] Address already in use\n"
+FLAG = "launch_server.py: error: unrecognized arguments: --foo\n"
+KEYS = ["file", "stage", "category", "blame", "signature", "excerpt", "explanation", "next_step"]
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def autotune(*args: str, cwd: pathlib.Path | None = None, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "autotune", *args], cwd=cwd or ROOT, capture_output=True, text=True,
-                          input=stdin, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+@pytest.fixture
+def autotune(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """autotune(words ...) runs a command line in this process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+
+    def run(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capfd.readouterr()
+        code = main(words)
+        said = capfd.readouterr()
+        return subprocess.CompletedProcess(words, code, said.out, said.err)
+
+    yield run
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-def test_help_lists_verbs_and_spaces() -> None:
-    done = autotune("--help")
+def test_a_process_lists_verbs_and_spaces_from_any_folder(tmp_path: pathlib.Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "autotune", "--help"], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0
-    for word in ("tune", "check", "matrix", "classify", "report", "export", "dashboard", "worker", "local", "b300"):
+    for word in (*VERBS, "local", "b300"):
         assert word in done.stdout
 
 
-def test_spaces_are_found_from_any_folder(tmp_path: pathlib.Path) -> None:
-    done = autotune("check", "+space=local", "--cfg", cwd=tmp_path)
-    assert done.returncode == 0 and "tree_budget" in done.stdout
+def test_a_process_explains_logs_without_a_space_or_heavy_imports(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.log").write_text(PORT)
+    code = ("import sys; from autotune.__main__ import main; code = main(sys.argv[1:]); "
+            "print(sorted({'torch', 'optuna', 'hydra', 'numpy', 'httpx'} & set(sys.modules))); sys.exit(code)")
+    done = subprocess.run([sys.executable, "-c", code, "classify", str(tmp_path / "a.log"), "-"], cwd=ROOT, text=True,
+                          input=FLAG, capture_output=True)
+    first, second, heavy = done.stdout.splitlines()
+    assert done.returncode == 0 and heavy == "[]"
+    assert json.loads(first)["category"] == "port_in_use" and json.loads(second)["category"] == "unrecognized_flag"
 
 
-@pytest.mark.parametrize(("args", "message"), [
+def test_a_process_that_is_terminated_says_so_and_exits_130(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.log").write_text(PORT)
+    waiting = subprocess.Popen([sys.executable, "-m", "autotune", "classify", str(tmp_path / "a.log"), "-"], cwd=ROOT,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert waiting.stdout is not None and waiting.stdout.readline()  # now it waits for standard input
+    waiting.send_signal(signal.SIGTERM)
+    _, said = waiting.communicate(timeout=30)
+    assert waiting.returncode == 130 and "interrupted; the study is kept" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("words", "message"), [
     ([], "pass +space=NAME"),
     (["+spce=local"], "not spce"),
     (["tuen", "+space=local"], "neither a verb"),
+    (["+space=local", "check"], "the verb comes first"),
     (["--loud", "+space=local"], "unknown option --loud"),
     (["+space=local", "study.launchs=1"], "launchs"),
     (["+space=local", "space.params.tp.choices=[]"], "choices is empty"),
@@ -57,22 +97,40 @@ def test_spaces_are_found_from_any_folder(tmp_path: pathlib.Path) -> None:
     (["report", "+space=local", "matrix.concurrency=[1]"], "matrix= is for matrix, and report would ignore it"),
     (["+space=local", "format=helm"], "format must be one of sh, systemd"),
     (["check", "+space=local", "price_per_device_hour=2"], "objective=tokens_per_joule would ignore it"),
-    (["matrix", "+space=local", "executor=ray", "outputs=/tmp/autotune-none"], "leave executor=ray out"),
+    (["matrix", "+space=local", "executor=ray", "outputs={tmp}"], "leave executor=ray out"),
+    (["worker", "+space=local", "executor=ray", "outputs={tmp}"], "leave executor=ray out"),
     (["tune", "+space=local", "executor.at_once=4"], "at_once"),
 ])
-def test_bad_usage_is_one_line_and_exit_2(args: list[str], message: str) -> None:
-    done = autotune(*args)
+def test_bad_usage_is_one_line_and_exit_2(autotune: Run, tmp_path: pathlib.Path, words: list[str],
+                                          message: str) -> None:
+    done = autotune(*(word.replace("{tmp}", str(tmp_path)) for word in words))
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_check_says_what_this_host_lacks_and_exits_4() -> None:
+def test_a_fault_of_autotune_is_one_line_and_exit_1(autotune: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(settings: object) -> int:
+        raise ValueError("odd")
+
+    monkeypatch.setitem(VERBS, "check", dataclasses.replace(VERBS["check"], run=fail))
+    done = autotune("check", "+space=local")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "a fault of autotune itself (ValueError: odd)" in done.stderr and done.stderr.count("\n") == 1
+    with pytest.raises(ValueError, match="odd"):
+        autotune("check", "+space=local", "-v")
+
+
+def test_check_says_what_this_host_lacks_and_tune_starts_nothing(autotune: Run, tmp_path: pathlib.Path) -> None:
     done = autotune("check", "+space=b300")
     assert done.returncode == 4
     assert "the space needs 8 GPUs" in done.stdout and "--tp-size 8" in done.stdout
+    done = autotune("+space=b300", f"outputs={tmp_path}")
+    assert done.returncode == 4 and done.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("*/launches/*"))
 
 
-def test_check_says_where_the_study_would_live_and_where_its_launches_are_made(tmp_path: pathlib.Path) -> None:
+def test_check_says_where_the_study_would_live_and_where_its_launches_are_made(autotune: Run,
+                                                                               tmp_path: pathlib.Path) -> None:
     here = ["+space=local", f"outputs={tmp_path}", "device=cpu"]
     alone = autotune("check", *here).stdout
     assert f"study    local, in {tmp_path}/local, kept in sqlite:///{tmp_path}/local/study.db (not begun yet)" in alone
@@ -85,46 +143,49 @@ def test_check_says_where_the_study_would_live_and_where_its_launches_are_made(t
     assert "launches by Ray at head:10001, up to 6 side by side (executor=ray)" in away
 
 
-def test_check_says_when_this_host_has_not_so_many_slots(tmp_path: pathlib.Path) -> None:
+def test_check_says_when_this_host_has_not_so_many_slots(autotune: Run, tmp_path: pathlib.Path) -> None:
     done = autotune("check", "+space=local", "device=cpu", "parallel.slots=4096", f"outputs={tmp_path}")
     assert done.returncode == 4 and "  - parallel.slots=4096, and this host has" in done.stdout
     few = autotune("check", "+space=local", "device=cpu", "parallel.slots=auto", f"outputs={tmp_path}")
     assert few.returncode == 0 and "one at a time (executor=local, parallel.slots=auto)" in few.stdout
 
 
-def test_tuning_a_space_that_cannot_run_here_exits_4_before_anything_starts(tmp_path: pathlib.Path) -> None:
-    done = autotune("+space=b300", f"outputs={tmp_path}")
-    assert done.returncode == 4 and done.stderr.count("\n") == 1
-    assert not list(tmp_path.glob("*/launches/*"))
-
-
-def test_an_unwritable_outputs_folder_is_one_line_and_exit_1(tmp_path: pathlib.Path) -> None:
+def test_an_unwritable_outputs_folder_is_one_line_and_exit_1(autotune: Run, tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
     done = autotune("+space=local", f"outputs={tmp_path / 'file'}")
     assert done.returncode == 1 and "cannot write in" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_classify_reads_files_and_standard_input_without_a_space(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "a.log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")
-    done = autotune("classify", str(tmp_path / "a.log"), "-", stdin="error: unrecognized arguments: --tree-bugdet 8\n")
-    assert done.returncode == 0
-    first, second = done.stdout.splitlines()
-    assert '"category": "oom' in first and '"category": "unrecognized_flag"' in second
+def test_each_log_gives_one_json_object_a_line_and_an_unreadable_one_gives_exit_2(autotune: Run,
+                                                                                  tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.log").write_text(PORT)
+    (tmp_path / "b.log").write_bytes(b"\xff\xfa" + FLAG.encode())
+    done = autotune("classify", str(tmp_path / "a.log"), str(tmp_path / "b.log"), "-", stdin=FLAG.encode())
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and [list(line) for line in lines] == [KEYS] * 3
+    assert [line["category"] for line in lines] == ["port_in_use", "unrecognized_flag", "unrecognized_flag"]
+    assert [line["blame"] for line in lines] == ["transient", "environment", "environment"]
+    assert (lines[2]["file"], lines[2]["stage"]) == ("-", "arg-parse")
+    done = autotune("classify", str(tmp_path / "none.log"), str(tmp_path), str(tmp_path / "a.log"))
+    assert done.returncode == 2 and len(done.stdout.splitlines()) == 1
+    errors = done.stderr.splitlines()
+    assert len(errors) == 2 and "none.log" in errors[0] and "No such file" in errors[0] and "directory" in errors[1]
 
 
-def test_the_version_is_told() -> None:
+def test_version_and_composed_configuration_are_printed(autotune: Run) -> None:
     assert autotune("--version").stdout.startswith("autotune ")
+    assert "tree_budget" in autotune("check", "+space=local", "--cfg").stdout
 
 
 @pytest.mark.parametrize(("overrides", "says"), [
     (["workload.prompts=/nope.jsonl"], "/nope.jsonl is not a file"), (["power=nvml", "device=cpu"], "power=nvml"),
     (["device=cuda"], "no GPU is visible")])
-def test_check_says_what_a_study_would_stop_at(overrides: list[str], says: str) -> None:
+def test_check_says_what_a_study_would_stop_at(autotune: Run, overrides: list[str], says: str) -> None:
     done = autotune("check", "+space=local", *overrides)
     assert done.returncode == 4 and says in done.stdout and "Traceback" not in done.stderr
 
 
-def test_check_of_a_trial_is_about_that_configuration(tmp_path: pathlib.Path) -> None:
+def test_check_of_a_trial_is_about_that_configuration(autotune: Run, tmp_path: pathlib.Path) -> None:
     here = ["+space=local", f"outputs={tmp_path}", "device=cpu", "+limits={ttft_p99_ms: 400, tpot_p99_ms: 40}"]
     settings = load(here)
     settings.folder.mkdir()
@@ -137,14 +198,14 @@ def test_check_of_a_trial_is_about_that_configuration(tmp_path: pathlib.Path) ->
         assert "study.db (there already: tune resumes it)" in done.stdout
         assert f"command of {called}:" in done.stdout and f"{called} can run here." in done.stdout
         assert "--max-running-requests 16" in done.stdout and "max_running_requests=16, concurrency=8" in done.stdout
-    barred = autotune("check", *here, "config=1",
-                      "++engine.rules=[{max_running_requests: 16, because: no more than eight}]")
-    assert barred.returncode == 4 and "  - it is never launched: no more than eight" in barred.stdout
+    forbidden = autotune("check", *here, "config=1",
+                         "++engine.rules=[{max_running_requests: 16, because: no more than eight}]")
+    assert forbidden.returncode == 4 and "  - it is never launched: no more than eight" in forbidden.stdout
     missing = autotune("check", *here, "config=77")
     assert missing.returncode == 2 and "config=77 is neither baseline, best nor the number" in missing.stderr
 
 
-def test_what_is_said_to_be_run_next_leaves_out_what_that_verb_would_refuse(tmp_path: pathlib.Path) -> None:
+def test_the_command_to_run_next_leaves_out_settings_that_its_verb_refuses(tmp_path: pathlib.Path) -> None:
     settings = load(["+space=local", "report.format=json", "out=x/", "study.launches=3"], [str(tmp_path)])
     assert settings.command("check")[3:] == ["check", "+space=local", "study.launches=3", f"--spaces={tmp_path}"]
     assert settings.command("tune")[3:] == ["tune", "+space=local", "report.format=json", "out=x/", "study.launches=3",

@@ -15,7 +15,7 @@ from autotune.config import identity as origin
 from autotune.config.compose import load, space_files
 from autotune.engine.spec import EngineSpec
 from autotune.executors import preflight
-from autotune.loadgen.prompts import PromptSet
+from autotune.loadgen.requests import PromptSet
 from autotune.records import UsageError
 
 
@@ -79,13 +79,13 @@ def test_a_space_does_not_say_which_database_is_written_to(tmp_path: pathlib.Pat
     (["+space=local", "+colour=1"], "unknown key colour"),
     (["+space=local", "colour=1"], "colour"),
     (["+space=local", "workload.windw=1"], "windw"),
-    (["+space=local", "workload.window_s=-1"], "window_s must be positive"),
+    (["+space=local", "workload.window_s=-1"], "window_s must be a number above 0"),
     (["+space=local", "workload.window_s=soon"], "window_s"),
     (["+space=local", "workload.contexts=[]"], "at least one positive prompt length"),
-    (["+space=local", "study.launches=0"], "launches must be positive"),
+    (["+space=local", "study.launches=0"], "launches must be a whole number of at least 1"),
     (["+space=local", "study.strategy=magic"], "must be one of autotune"),
     (["+space=local", "study.name=a/b"], "plain folder name"),
-    (["+space=local", "limits.tpot_p99_ms=fast"], "tpot_p99_ms.* must be a number above 0"),
+    (["+space=local", "limits.tpot_p99_ms=fast"], "limits.tpot_p99_ms must be a number, not 'fast'"),
     (["+space=local", "limits.tpot_p99_ms=-1"], "tpot_p99_ms.* must be a number above 0"),
     (["+space=local", "engine=nope"], "engine/nope"),
     (["+space=local", "objective=speed"], "objective=.speed. is not one of"),
@@ -96,9 +96,8 @@ def test_a_space_does_not_say_which_database_is_written_to(tmp_path: pathlib.Pat
     (["+space=local", "x=[="], "."),
     (["+space=local", "out=/tmp/it's.sh"], "cannot read .*needs quotes of its own"),
     (["+space=local", "out=~/a.sh"], "cannot read .*needs quotes of its own"),
-    (["+space=local", "out=5"], "out must be a file or a folder"),
-    (["+space=local", "study.warm_start=outputs/old"], r"study.warm_start is a list: study.warm_start=\[A,B\]"),
-    (["+space=local", "report.compare=old"], r"report.compare is a list"),
+    (["+space=local", "study.warm_start=old"], r"must be a list, not 'old': write study.warm_start=\[A,B\]"),
+    (["+space=local", "report.compare=old"], r"report.compare must be a list"),
 ])
 def test_bad_input_is_one_clear_line(overrides: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
@@ -128,8 +127,9 @@ def test_a_missing_folder_of_spaces_is_said() -> None:
 
 
 @pytest.mark.parametrize(("override", "message"), [
-    ("workload=null", "string or a list"), ("engine=null", "string or a list"), ("~power", "power is needed"),
-    ("~outputs", "outputs is needed"), ("~limits", "limits is needed"), ("limits=3", "limits must be a mapping"),
+    ("workload=null", "string or a list"), ("engine=null", "string or a list"),
+    ("~power", "power must be a mapping .it is missing"), ("~outputs", "outputs must be a text"),
+    ("~limits", "limits must be a mapping"), ("limits=3", "limits must be a mapping"),
     ("study.hours=nan", "study.hours must be a finite number"), ("server.gpu_free_s=inf", "must be a finite number"),
 ])
 def test_a_removed_section_or_a_number_that_is_none_is_one_line(override: str, message: str) -> None:
@@ -302,8 +302,9 @@ def test_choices_for_a_flag_that_takes_a_secret_are_refused(tmp_path: pathlib.Pa
 
 @pytest.mark.parametrize(("override", "said"), [
     ("engine.stage_limits_s.load=soon", "stage_limits_s.load must be a number of seconds"),
-    ("engine.stop=5", "stop: must be a mapping"), ("engine.stop.term_s=x", "stop.term_s must be a number of seconds"),
-    ("engine.env=5", "env: must be a mapping"), ("engine.vars=5", "vars: must be a mapping"),
+    ("engine.stop=5", "stop must be a mapping, not 5"),
+    ("engine.stop.term_s=x", "stop.term_s must be a number of seconds"),
+    ("engine.env=5", "env must be a mapping"), ("engine.vars=5", "vars must be a mapping"),
     ("engine.version.package='a b'", "version.package must be the name of a Python package"),
     ("engine.version.package=[5]", "version.package must be the name"),
     ("engine.config_file='--config x'", "config_file must be a flag such as --config"),
@@ -318,12 +319,13 @@ def test_a_wrong_value_in_an_engine_is_one_clear_line(override: str, said: str) 
     ({"params": ["a"]}, "params must be a mapping"),
     ({"params": {"x": {"choices": 1.5}}}, "x.choices must be a mapping"),
     ({"params": {"x": {"args": "--flag"}}}, "args must be a list of words, not '--flag'"),
-    ({"params": {"x": {"args": [["a"]]}}}, "args must be a list of words"),
+    ({"params": {"x": {"args": [["a"]]}}}, r"args\[0\] must be a text, a number or true or false"),
     ({"params": {"x": {"flag": ["--a"]}}}, "flag must be a flag such as --name"),
     ({"params": {"x": {"switch": {"a": 1}}}}, "switch must be a flag such as --name"),
     ({"params": {"x": {"flag": "--x", "gpus": True}}}, "gpus must be a whole number"),
     ({"params": {"x": {"flag": "--x", "default": [1]}}}, "default must be a text, number or boolean"),
-    ({"stages": 5}, "stages: must be a list"), ({"info": {"identity": "tp"}}, "info.identity: must be a list of texts"),
+    ({"stages": 5}, "stages must be a list or a mapping"),
+    ({"info": {"identity": "tp"}}, "info.identity must be a list"),
     ({"request": {"model": 5}}, "request.model must be a text"),
     ({"request": {"continuous_usage": 5}}, "request.continuous_usage must be true or false"),
     ({"metrics": {"accept_bonus": "x"}}, "metrics.accept_bonus must be a number"),
@@ -361,9 +363,9 @@ def test_gpus_are_missing_even_when_the_space_does_not_say_that_it_needs_any() -
 def test_choices_that_need_more_gpus_than_the_baseline_are_left_to_ray_which_places_them() -> None:
     from autotune.executors import preflight
 
-    for executor, barred in (("local", True), ("ray", False)):
+    for executor, unavailable in (("local", True), ("ray", False)):
         report = preflight.check(load(["+space=b300", "~space.needs", f"executor={executor}"]))
-        assert any("needs 8 GPUs" in rule.because for rule in report.barred) is barred
+        assert any("needs 8 GPUs" in rule.because for rule in report.unavailable) is unavailable
 
 
 def test_a_study_is_told_of_where_its_engine_is_another_or_none(tmp_path: pathlib.Path) -> None:
@@ -379,11 +381,11 @@ def test_a_study_is_told_of_where_its_engine_is_another_or_none(tmp_path: pathli
     with pytest.raises(UsageError, match="not any more"):
         load([*given, "engine.version.use=2.1"])
     new = load([*given, "engine.version.use=2.1"], installed=False)
-    assert commands.run("report", new, False) == 0 and (new.folder / "report.html").exists()
+    assert commands.VERBS["report"].call(new, False) == 0 and (new.folder / "report.html").exists()
     (asked := tmp_path / "python").write_text(f"#!/bin/sh\ntouch {tmp_path}/was-asked\n")
     asked.chmod(0o755)
     other = load([*given, f"engine.python={asked}", "engine.version.package=x"], installed=False)
-    assert commands.run("report", other, False) == 0 and not (tmp_path / "was-asked").exists()
+    assert commands.VERBS["report"].call(other, False) == 0 and not (tmp_path / "was-asked").exists()
 
 
 @pytest.mark.parametrize("override", ["study.name='a\x1b[31mb'", "study.name='a\u202eb'", "study.name='a\x7f'",

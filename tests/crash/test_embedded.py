@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from autotune.config.compose import load
-from autotune.crash.host_evidence import HostSnapshot
-from autotune.engine.host import Gpus
-from autotune.executors.local import LocalExecutor
+from autotune.crash.exit_status import HostSnapshot
+from autotune.engine.gpus import Gpus
+from autotune.executors.local import LocalExecutor, explain
 from autotune.records import Crash
 
 pytestmark = pytest.mark.slow
@@ -30,12 +30,12 @@ def bench(folder: pathlib.Path) -> LocalExecutor:
 def crash_at_start(made: LocalExecutor, folder: pathlib.Path, *flags: str) -> Crash:
     """The baseline's command line with `flags` added (of a repeated flag, the last counts)."""
     before = HostSnapshot.take()
-    server = made.server(made.settings.space.split(made.settings.space.baseline)[0], folder)
+    server = made._server(made.settings.space.split(made.settings.space.baseline)[0], folder)
     server.command = dataclasses.replace(server.command, argv=(*server.command.argv, *flags))
     with server:
         failure = server.wait_ready(quiet)
         assert failure is not None
-        return made.crash(server, failure, before)
+        return explain(server, failure, before)
 
 
 @pytest.mark.parametrize(("flags", "category", "stage", "blame"), [

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from autotune.config.compose import data_folder
-from autotune.storage.urls import sqlite_url
+from autotune.storage.database import sqlite_url
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(700)]
 

@@ -17,17 +17,19 @@ import yaml
 
 from autotune.config.compose import load
 from autotune.config.settings import ParallelSettings, Settings
-from autotune.engine.host import Gpu, Gpus
-from autotune.executors import parallel as slots
+from autotune.engine.gpus import Gpu, Gpus
+from autotune.executors import parallel
+from autotune.executors.base import LaunchCancelled
 from autotune.executors.local import LocalExecutor
-from autotune.executors.parallel import Ended, ParallelExecutor
+from autotune.executors.parallel import LaunchPool, ParallelExecutor, side_by_side
 from autotune.executors.topology import Layout, Unit, cores, listed, of_cores, pinned, split
-from autotune.records import AutotuneError, Config, HostCannotRun, UsageError, Value
+from autotune.records import Config, HostCannotRun, UsageError, Value
 from autotune.search.protocol import Launch, Stop
+from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
 from autotune.storage.trial import TrialRecord
-from autotune.storage.urls import sqlite_url
 from autotune.tuning import interference
+from tests.executors.test_conformance import two_groups, wait_for
 from tests.power.test_nvml import library, run_with
 from tests.tuning.test_loop import ROOT, make_settings, tuner
 
@@ -37,7 +39,7 @@ SHARED = [  # two NUMA nodes of four GPUs; NVLink joins neighbours in twos
     *(f"{i}.{key}" for i in range(8) for key in (
         f"uuid GPU-{os.getpid()}-{i}", "name H200", "memory_mib 144384", f"node {i // 4}",
         f"cpus {0x0f if i < 4 else 0xf0}", f"links {i ^ 1}")), "count 8", "driver 580"]
-LOOK = ("import json, os\nfrom autotune.engine.host import visible_gpus\nfrom autotune.executors import topology\n"
+LOOK = ("import json, os\nfrom autotune.engine.gpus import visible_gpus\nfrom autotune.executors import topology\n"
         "os.sched_getaffinity = lambda pid: set(range(8))\n"
         "found = topology.of_gpus(visible_gpus().gpus)\n"
         "print(json.dumps([found.apart, [[u.index, u.cpus] for u in found.units]]))")
@@ -116,7 +118,7 @@ def test_what_a_pinned_thread_starts_stays_on_its_cores_and_others_are_left_alon
     assert seen == [one, before] and os.sched_getaffinity(0) == before
 
 
-def bench(settings: Settings, count: int = 8) -> LocalExecutor:
+def host_of(settings: Settings, count: int = 8) -> LocalExecutor:
     """A host of `count` GPUs."""
     return LocalExecutor(settings, "1", Gpus(GPUS[:count]), settings.power)
 
@@ -140,18 +142,17 @@ def sized(folder: pathlib.Path, *overrides: str, **params: Any) -> Settings:
 
 def test_slots_are_as_many_as_the_smallest_configuration_fits(tmp_path: pathlib.Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "of_gpus", lambda gpus: layout())
+    monkeypatch.setattr(parallel, "of_gpus", lambda gpus: layout())
     some, large, whole = (sized(tmp_path, flags=flags) for flags in ([1, 2, 4], [4, 2], [8]))
 
-    def of(settings: Settings, asked: str, gpus: int = 8) -> ParallelExecutor | None:
-        asking = dataclasses.replace(settings, parallel=ParallelSettings(asked, True))
-        return slots.of(asking, bench(asking, gpus))
+    def of(settings: Settings, asked: str, gpus: int = 8) -> Any:
+        return side_by_side(host_of(dataclasses.replace(settings, parallel=ParallelSettings(asked, True)), gpus))
 
     made = [of(some, "auto"), of(large, "auto"), of(large, "3")]
-    assert [(m.at_once, m.fewest) if m else None for m in made] == [(8, 1), (4, 2), (3, 2)]
+    assert [(m.capacity, m.fewest) for m in made] == [(8, 1), (4, 2), (3, 2)]
     with pytest.raises(UsageError, match="at most 4 launches of 2"):
         of(large, "5")
-    assert of(whole, "auto") is None and of(some, "auto", 0) is None and of(some, "1") is None
+    assert all(isinstance(one, LocalExecutor) for one in (of(whole, "auto"), of(some, "auto", 0), of(some, "1")))
 
 
 @pytest.mark.parametrize(("override", "says"), [
@@ -163,14 +164,15 @@ def test_slots_that_are_none_are_one_line(tmp_path: pathlib.Path, override: str,
 
 
 def test_the_longest_waiting_launch_is_placed_first_however_large(tmp_path: pathlib.Path) -> None:
-    host = ParallelExecutor(bench(sized(tmp_path)), layout(), 8)
+    host = ParallelExecutor(host_of(sized(tmp_path)), layout(), 8)
     placed: list[tuple[str, tuple[int, ...]]] = []
     free, gone = threading.Event(), threading.Event()
 
     def work(name: str, count: int, until: threading.Event) -> None:
-        with host._place(count, lambda stage, after_s: None) as taken:
-            placed.append((name, taken.units))
-            until.wait(30)
+        slot = host._wait(count, lambda stage, after_s: None)
+        placed.append((name, slot.units))
+        until.wait(30)
+        host._free_slot(slot)
 
     def begin(name: str, count: int, until: threading.Event) -> threading.Thread:
         thread = threading.Thread(target=work, args=(name, count, until))
@@ -181,7 +183,7 @@ def test_the_longest_waiting_launch_is_placed_first_however_large(tmp_path: path
     wait_for(lambda: len(placed) == 1)
     threads = [begin("large", 8, gone)]
     wait_for(lambda: len(host._waiting) == 1)
-    assert not host.room()  # or small ones would keep it waiting for ever
+    assert not host.has_room()  # or small ones would keep it waiting for ever
     threads.append(begin("late", 1, gone))
     wait_for(lambda: len(host._waiting) == 2)
     free.set()
@@ -191,62 +193,53 @@ def test_the_longest_waiting_launch_is_placed_first_however_large(tmp_path: path
     gone.set()
     for thread in threads:
         thread.join()
-    assert placed[2][0] == "late" and host.room() and host._free == set(range(8))
-
-
-def wait_for(true: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert placed[2][0] == "late" and host.has_room() and host._free == set(range(8))
 
 
 def test_a_launch_sees_its_gpus_and_a_port_apart_from_the_others(tmp_path: pathlib.Path) -> None:
-    host = ParallelExecutor(bench(sized(tmp_path)), layout(), 8)
+    host = ParallelExecutor(host_of(sized(tmp_path)), layout(), 8)
     ports = []
     for count in (2, 4, 1):
         taken = host._wait(count, lambda stage, after_s: None)
-        made = host._bench(taken)
+        made = host._host(taken)
         assert made.env == {"CUDA_VISIBLE_DEVICES": ",".join(map(str, taken.units)),
                             "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         assert made.uuids(count) == tuple(GPUS[i].uuid for i in taken.units)
         ports.append(made.port())
-    assert all(abs(a - b) >= slots.PORTS_APART for i, a in enumerate(ports) for b in ports[:i])
+    assert all(abs(a - b) >= parallel.PORTS_APART for i, a in enumerate(ports) for b in ports[:i])
     assert [taken.units for taken in host._taken] == [(0, 1), (4, 5, 6, 7), (2,)]
-    assert [taken.beside.most for taken in host._taken] == [2, 2, 2]
+    assert [taken.neighbours for taken in host._taken] == [2, 2, 2]
 
 
-def test_ending_reaches_launches_that_wait_and_that_run(tmp_path: pathlib.Path) -> None:
-    host = ParallelExecutor(bench(sized(tmp_path, at=["load"], fault=["hang"])), layout(), 8)
-    server: dict[str, Value] = {"speed": 100, "fault": "hang", "at": "load", "flags": 8}
-    told: list[str] = []
+def test_the_first_error_of_a_pool_cancels_the_launches_that_wait_and_that_run(tmp_path: pathlib.Path) -> None:
+    host, ended = slotted(tmp_path, [])[1], list[str]()
+    host.capacity = 4
 
     def work(number: int) -> None:
+        if number == 3:
+            wait_for(lambda: len(list(tmp_path.glob("*/owner.json"))) == 2 and host._waiting)
+            raise ValueError("a fault of ours")
+        config: dict[str, Value] = {"speed": 100, "fault": "hang", "at": "load", "flags": "a"}
         try:
-            with host.launch({**server, "flags": 8 if number else 1}, tmp_path / str(number), lambda *_: None):
-                told.append("served")
-        except AutotuneError as error:
-            told.append(type(error).__name__)
+            with host.launch(config, tmp_path / str(number), lambda stage, after_s: None):
+                ended.append("served")
+        except LaunchCancelled:
+            ended.append("cancelled")
 
-    (tmp_path / "outputs").mkdir(exist_ok=True)
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
-    threads[0].start()
-    wait_for(lambda: (tmp_path / "0" / "owner.json").exists())
-    threads[1].start()
-    wait_for(lambda: len(host._waiting) == 1)
-    host.end()
-    for thread in threads:
-        thread.join(30)
-    assert told == [Ended.__name__] * 2 and host._free == set(range(8))
+    with pytest.raises(ValueError, match="a fault of ours"), LaunchPool(host) as pool:
+        for number in range(4):
+            pool.submit(work, number)
+        while pool.running:
+            pool.wait(30)
+    assert ended == ["cancelled"] * 3 and host._free == {0, 1}
 
 
 def slotted(folder: pathlib.Path, servers: list[dict[str, Any]]) -> tuple[Any, ParallelExecutor]:
-    """A tuner on two groups of this machine's cores (the same one twice, where there is only one)."""
+    """A tuner on two groups of this machine's cores."""
     made = tuner(make_settings(folder), servers)
-    groups = split(cores(os.sched_getaffinity(0)), 2)
-    assert isinstance(made.bench, LocalExecutor)
-    host = ParallelExecutor(made.bench, Layout(tuple(Unit(group) for group in groups), ((0.0, 1.0), (1.0, 0.0))), 2)
-    return dataclasses.replace(made, bench=host, at_once=2, strategy=Apart(made.strategy)), host
+    assert isinstance(made.executor, LocalExecutor)
+    host = two_groups(made.executor)
+    return dataclasses.replace(made, executor=host, strategy=Apart(made.strategy)), host
 
 
 class Apart:
@@ -285,27 +278,24 @@ def test_two_launches_run_side_by_side_and_say_so(tmp_path: pathlib.Path) -> Non
              for n in (1, 2, 3)}
     assert len(ports) > 1 and host._free == {0, 1}
     alone = host.alone
-    assert isinstance(alone, ParallelExecutor) and alone.at_once == 1 and alone.layout.units == host.layout.units[:1]
+    assert isinstance(alone, ParallelExecutor) and alone.capacity == 1 and alone.layout.units == host.layout.units[:1]
 
 
 def test_waiting_for_a_place_is_no_cost_of_a_configuration(tmp_path: pathlib.Path) -> None:
     made, host = slotted(tmp_path, [{}])
     taken = [host._wait(1, lambda stage, after_s: None) for _ in range(2)]
-    claim = made._begin()
+    plan = made._reserve()
     freed: list[float] = []
 
     def free() -> None:
-        time.sleep(2.0)
-        with host._changed:
-            host._taken.remove(taken[0])
-            host._free |= set(taken[0].units)
-            freed.append(time.monotonic())
-            host._changed.notify_all()
+        time.sleep(0.3)
+        freed.append(time.monotonic())
+        host._free_slot(taken[0])
 
     thread = threading.Thread(target=free)
     thread.start()
-    with made._live(claim):
-        assert claim.began >= freed[0]
+    with made._server(plan):
+        assert plan.began >= freed[0]
     thread.join()
 
 
@@ -322,10 +312,10 @@ def test_what_neighbours_do_to_the_baseline_is_measured_once(tmp_path: pathlib.P
 
 
 def test_a_baseline_that_cannot_be_measured_says_so() -> None:
-    crashed = TrialRecord(0, "PRUNED", {}, None, {"crash_signature": "s"})
+    crashed = TrialRecord(0, "PRUNED", {}, None)
     told = interference.result([crashed, crashed], [crashed], 3)
     assert told["change"] is None and "could not be measured" in interference.sentence(told)
-    fine = [TrialRecord(i, "COMPLETE", {}, value, {}) for i, value in enumerate((1.0, 1.02, 0.9))]
+    fine = [TrialRecord(i, "COMPLETE", {}, value) for i, value in enumerate((1.0, 1.02, 0.9))]
     told = interference.result(fine[:2], fine[2:], 1)
     assert told["change"] == pytest.approx(0.9 / 1.02 ** 0.5 - 1)
     assert "10.9% less than alone (two measurements alone are 2.0% apart)" in interference.sentence(told)

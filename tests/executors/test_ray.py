@@ -16,8 +16,8 @@ import pytest
 
 from autotune.config.compose import load
 from autotune.records import AutotuneError
+from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
-from autotune.storage.urls import sqlite_url
 from tests.tuning.test_loop import ROOT
 from tests.tuning.test_worker import nothing_twice
 
@@ -35,7 +35,7 @@ MARK = "AUTOTUNE_TEST_CLUSTER"
 STARTS = 3
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     pytest.importorskip("ray", reason="needs pip install 'autotune-llm[ray]'")
     from ray.cluster_utils import Cluster

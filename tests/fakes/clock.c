@@ -1,5 +1,5 @@
-/* A wall clock that jumps: preloaded, CLOCK_REALTIME is off by the seconds that the file FAKE_CLOCK holds, read anew at
- * every call. CLOCK_MONOTONIC and all others stay as they are. */
+/* Clocks that jump, by LD_PRELOAD: CLOCK_REALTIME by the seconds in the file FAKE_CLOCK (the wall clock is set),
+ * CLOCK_BOOTTIME by those in FAKE_BOOT (the machine slept), both read at every call. Other clocks stay as they are. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,8 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static long ahead(void) {
-    const char *path = getenv("FAKE_CLOCK");
+static long ahead(const char *variable) {
+    const char *path = getenv(variable);
     FILE *file = path ? fopen(path, "r") : NULL;
     long seconds = 0;
     if (!file) return 0;
@@ -20,7 +20,8 @@ static long ahead(void) {
 
 int clock_gettime(clockid_t clock, struct timespec *t) {
     int code = (int)syscall(SYS_clock_gettime, clock, t);
-    if (!code && clock == CLOCK_REALTIME) t->tv_sec += ahead();
+    if (!code && clock == CLOCK_REALTIME) t->tv_sec += ahead("FAKE_CLOCK");
+    if (!code && clock == CLOCK_BOOTTIME) t->tv_sec += ahead("FAKE_BOOT");
     return code;
 }
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from autotune.loadgen.result import Reply
@@ -16,25 +15,25 @@ MEASUREMENT = Measurement(output_tokens=6000, window_s=30.0, requests=98, errors
                           energy=Energy("nvml", 3000.0, 30.0), ttft_ms=LATENCY, tpot_ms=LATENCY, good_tokens=3000)
 
 
-def test_violations_are_graded_shares_in_a_fixed_order() -> None:
+def test_ratios_are_shares_of_limits_in_a_fixed_order() -> None:
     limits = Limits({"ttft_p99_ms": 20.0, "max_watts": 200.0, "error_rate": 0.01, "min_tokens_per_s": 400.0,
                      "tpot_mean_ms": 12.0})
-    found = limits.violations(MEASUREMENT)
+    found = limits.ratios(MEASUREMENT)
     assert tuple(found) == limits.names == tuple(sorted(found))
-    assert found == pytest.approx({"error_rate": 1.0, "max_watts": -0.5, "min_tokens_per_s": 0.5, "tpot_mean_ms": 0.0,
-                                   "ttft_p99_ms": 1.0})
-    kept = Limits({"tpot_mean_ms": 12.0, "min_request_tokens_per_s": 25.0}).violations(MEASUREMENT)
-    assert max(kept.values()) <= 0
+    assert found == pytest.approx({"error_rate": 2.0, "max_watts": 0.5, "min_tokens_per_s": 1.5, "tpot_mean_ms": 1.0,
+                                   "ttft_p99_ms": 2.0})
+    kept = Limits({"tpot_mean_ms": 12.0, "min_request_tokens_per_s": 25.0}).ratios(MEASUREMENT)
+    assert max(kept.values()) <= 1
 
 
 def test_a_limit_that_could_not_be_checked_is_not_satisfied() -> None:
-    found = Limits({"e2e_p99_ms": 1.0, "max_watts": 9.0}).violations(
-        dataclasses.replace(MEASUREMENT, energy=Energy("none", None, 30.0)))
-    assert found == {"e2e_p99_ms": 1.0, "max_watts": 1.0}
+    found = Limits({"e2e_p99_ms": 1.0, "max_watts": 9.0}).ratios(
+        msgspec.structs.replace(MEASUREMENT, energy=Energy("none", None, 30.0)))
+    assert found == {"e2e_p99_ms": 2.0, "max_watts": 2.0}
 
 
 def test_no_error_at_all_can_be_asked_for() -> None:
-    assert Limits({"error_rate": 0}).violations(MEASUREMENT) == {"error_rate": 0.02}
+    assert Limits({"error_rate": 0}).ratios(MEASUREMENT) == {"error_rate": 1.02}
 
 
 @pytest.mark.parametrize("limits", [{"ttft": 1.0}, {"ttft_p95_ms": 1.0}, {"max_watts": 0}, {"max_watts": -1.0},
@@ -64,7 +63,7 @@ def test_objectives_are_tokens_per_joule_per_second_per_good_joule_and_per_money
 
 
 def test_an_objective_that_was_not_measured_has_no_value() -> None:
-    blind = dataclasses.replace(MEASUREMENT, energy=Energy("none", None, 30.0))
+    blind = msgspec.structs.replace(MEASUREMENT, energy=Energy("none", None, 30.0))
     assert Objective("tokens_per_joule").value(blind) is None
     assert Objective("tokens_per_joule").without_energy().value(blind) == 200.0
 

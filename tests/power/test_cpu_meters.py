@@ -14,10 +14,10 @@ import time
 import pytest
 
 from autotune.power.cpu_time import CpuTimeMeter
-from autotune.power.host_load import HostLoad, Look
+from autotune.power.host_load import CpuSample, HostLoad
 from autotune.power.meter import MeterUnavailable, NoMeter, Powered, PowerSettings, Reading
 from autotune.power.rapl import RaplMeter
-from autotune.power.registry import open_meter
+from autotune.power.registry import check_source, open_meter
 from autotune.records import UsageError
 
 SETTINGS = PowerSettings(source="auto", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0)
@@ -56,7 +56,7 @@ def test_a_server_that_did_nothing_has_no_energy_rather_than_0() -> None:
     assert energy.joules is None and energy.watts is None and energy.reasons == ("counter_flat",)
 
 
-BUSY = "import time\nend = time.monotonic() + 60\nwhile time.process_time() < 0.6 and time.monotonic() < end: pass"
+BUSY = "import time\nend = time.monotonic() + 60\nwhile time.process_time() < 0.3 and time.monotonic() < end: pass"
 FOREIGN = ("import os, subprocess, sys; os.fork() and os._exit(0); os.setsid()\n"
            "subprocess.run([sys.executable, '-c', sys.argv[1]])")
 
@@ -73,21 +73,21 @@ def test_a_window_beside_another_program_is_host_busy_and_not_valid() -> None:
 
 
 def test_what_we_and_the_server_compute_is_not_of_others() -> None:
-    before, after = Look(100.0, 50.0, 20.0), Look(108.0, 52.0, 27.5)
+    before, after = CpuSample(100.0, 50.0, 20.0), CpuSample(108.0, 52.0, 27.5)
     assert after.share_of_others(before) == pytest.approx(0.05)
-    assert after.share_of_others(after) == 0.0 and Look(101.0, 50.0, 29.0).share_of_others(before) == 0.0
+    assert after.share_of_others(after) == 0.0 and CpuSample(101.0, 50.0, 29.0).share_of_others(before) == 0.0
     others = HostLoad(None, 1.0)
-    start = others.look()
+    start = others.sample()
     subprocess.run([sys.executable, "-c", BUSY], check=True)
-    assert others.look().own_s - start.own_s > 0.55  # in ticks of 10 ms
+    assert others.sample().own_s - start.own_s > 0.25  # in ticks of 10 ms
 
 
 def test_a_busy_host_is_seen_between_any_two_readings_though_it_is_looked_at_now_and_then() -> None:
     others = HostLoad(None, -1.0)  # anything is too much
     assert others.reasons(1.0, 2.0) == ()  # it was never looked at
     for t in (10.0, 10.5, 11.0, 12.0, 13.0, 14.5):
-        others.glance(t)
-    assert [t for t, _ in others._looks] == [10.0, 12.0, 14.5]
+        others.record(t)
+    assert [t for t, _ in others._samples] == [10.0, 12.0, 14.5]
     assert others.reasons(10.0, 14.5) == others.reasons(10.5, 11.0) == others.reasons(9.0, 9.5) == ("host_busy",)
 
 
@@ -149,4 +149,4 @@ def test_bad_power_settings_are_one_clear_line() -> None:
     for changes, text in (({"source": "solar"}, "power='solar'"), ({"watts_per_core": 0.0}, "watts_per_core"),
                           ({"sample_s": 0.001}, "sample_s"), ({"others": 10}, "power.others=10")):
         with pytest.raises(UsageError, match=text):
-            dataclasses.replace(SETTINGS, **changes)
+            check_source(dataclasses.replace(SETTINGS, **changes))

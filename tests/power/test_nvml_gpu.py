@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from autotune.engine.host import visible_gpus
+from autotune.engine.gpus import visible_gpus
 from autotune.power.meter import Powered, PowerSettings
 from autotune.power.registry import open_meter
 

@@ -2,8 +2,8 @@
 
     python -m tests.replay [FOLDER]      # what `make replay` runs; the study goes to FOLDER/b300_replay (outputs)
 
-Real are the tuner, its keeper and load client, the server's process tree and protocol, NVIDIA's binding and the study;
-made up are what the server does (table.yaml), the library under the binding (tests/fakes/nvml.c) and the clock.
+Real are the tuner, its supervisor and load client, the server's process tree and protocol, NVIDIA's binding and the
+study; made up are what the server does (table.yaml), the library under the binding (tests/fakes/nvml.c) and the clock.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import pytest
 from autotune.records import Value
 from tests.replay.__main__ import ROOT, STUDY
 from tests.replay.table import Table
+from tests.storage.flat import flat
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 WINNERS = {"parallel": "tp8", "nvls": True, "tree_budget": 8, "tree_topk": 4, "concurrency": 128}
@@ -35,7 +36,8 @@ def trials(folder: pathlib.Path) -> list[dict[str, Any]]:
     import optuna
 
     study = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{folder / 'study.db'}")
-    return [{**trial.params, **trial.user_attrs, "number": trial.number} for trial in study.get_trials(deepcopy=False)]
+    return [{**trial.params, **flat(trial.user_attrs), "number": trial.number}
+            for trial in study.get_trials(deepcopy=False)]
 
 
 def server_of(config: dict[str, Any]) -> dict[str, Value]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from autotune.config.settings import Settings
 from autotune.engine.command import build
-from autotune.records import Blame, Config, Crash, Energy, Measurement, Percentiles, Stage
+from autotune.records import Blame, Config, Crash, Energy, Measurement, Percentiles, Score, Stage
 from autotune.storage.study import Study
-from autotune.storage.trial import Verdict
+from autotune.storage.trial import LaunchFacts
 
 LIMITS = {"ttft_p99_ms": 400.0, "tpot_p99_ms": 40.0}
 
@@ -24,14 +24,14 @@ class Made:
     launches: int = 0
     rng: random.Random = dataclasses.field(default_factory=lambda: random.Random(1))
 
-    def command(self, config: Config) -> dict[str, Any]:
+    def facts(self, config: Config) -> LaunchFacts:
         server = self.settings.space.split(config)[0]
         made = build(self.settings.engine, self.settings.space, server, port=30001, device=self.settings.device)
-        return {"server_argv": list(made.argv), "server_env": dict(made.env)}
+        return LaunchFacts(made.argv, dict(made.env))
 
     def measure(self, config: Config, value: float, *, tpot_ms: float = 20.0, reasons: tuple[str, ...] = (),
                 same_launch: bool = False, assumed: bool = True, watts: float = 40.0, energy: str = "cpu_time",
-                accept_length: float = 2.5, **attrs: Any) -> int:
+                accept_length: float = 2.5, same_as: int | None = None, **attrs: Any) -> int:
         """A measurement of `value` tok/J; with energy "none" the value is told, but no joules are."""
         self.launches += 0 if same_launch else 1
         window_s = 10.0
@@ -44,9 +44,13 @@ class Made:
             ttft_ms=Percentiles(80.0, 120.0, 200.0, 90.0, 50),
             tpot_ms=Percentiles(tpot_ms / 2, tpot_ms, tpot_ms, 11.0, 50), reasons=reasons)
         ratios = {"ttft_p99_ms": 200 / LIMITS["ttft_p99_ms"], "tpot_p99_ms": tpot_ms / LIMITS["tpot_p99_ms"]}
-        trial = self.study.ask(config, self.launches)
-        self.study.tell(trial, outcome, Verdict(None if reasons else value, ratios, reasons), cost_s=15.0,
-                        launch_s=0.0 if same_launch else 4.0, **self.command(config), **attrs)
+        trial = self.study.ask(config, self.launches, **attrs)
+        launch_s = 0.0 if same_launch else 4.0
+        if same_as is not None:
+            self.study.copy(trial, self.study.record(same_as), self.facts(config), cost_s=15.0, launch_s=launch_s)
+        else:
+            self.study.tell(trial, outcome, Score(None if reasons else value, ratios, reasons), self.facts(config),
+                            cost_s=15.0, launch_s=launch_s)
         return int(trial.number)
 
     def crash(self, config: Config, signature: str = "nvls0001", *, category: str = "nvls_unsupported",
@@ -55,8 +59,8 @@ class Made:
               **attrs: Any) -> int:
         self.launches += 1
         outcome = Crash(category, stage, blame, signature, excerpt, explanation, next_step, 1, 6.5)
-        trial = self.study.ask(config, self.launches)
-        self.study.tell(trial, outcome, None, cost_s=7.0, launch_s=7.0, **self.command(config), **attrs)
+        trial = self.study.ask(config, self.launches, **attrs)
+        self.study.tell(trial, outcome, None, self.facts(config), cost_s=7.0, launch_s=7.0)
         return int(trial.number)
 
 

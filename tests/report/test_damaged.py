@@ -15,19 +15,16 @@ import pytest
 
 from autotune.cli.commands import make_strategy, open_study
 from autotune.export.launch_files import export
-from autotune.records import AutotuneError, UsageError
+from autotune.records import AutotuneError, Crash, Measurement, UsageError
 from autotune.report import compare
-from autotune.report.comparison import build as compared
-from autotune.report.document import build
-from autotune.report.load import read
-from autotune.report.markdown import markdown
-from autotune.report.notes import note
-from autotune.report.page import html
-from autotune.report.plots import figures
-from autotune.report.studynote import study_note
-from autotune.report.terminal import as_json, print_summary
+from autotune.report.dashboard import note, plots, study_note
+from autotune.report.render import content_of, html, markdown
+from autotune.report.story import read
+from autotune.report.terminal import as_data, print_comparison, print_summary
+from autotune.storage.schema import REMEDY
+from autotune.storage.trial import LaunchFacts
 from autotune.tuning import bug_reports, confirm, matrix
-from autotune.tuning.loop import observation_of
+from autotune.tuning.worker import observation_of
 from tests.report.studies import Made, baseline
 
 ODD: list[Any] = [None, 5, 0.5, "x", [], {}, True, [1, "a"], {"a": 1}, {"a": None}, [[]], float("nan"), 10**400,
@@ -55,8 +52,8 @@ def report(made: Made) -> str:
     story, out = read(made.settings, study), io.StringIO()
     print_summary(story, out)
     for write in (html, markdown):
-        write(build(story))
-    assert as_json(story) and study_note(story) and [figure.to_json() for figure in figures(story)]
+        write("report.jinja", **content_of(story))
+    assert json.dumps(as_data(story), default=str) and study_note(story) and [plot.to_json() for plot in plots(story)]
     for record in study.records():
         note(record, "tok/J", {})
     return out.getvalue()
@@ -64,8 +61,10 @@ def report(made: Made) -> str:
 
 def side_by_side(made: Made) -> None:
     folder = str(made.settings.folder)
-    html(compared(compare.load(dataclasses.replace(
-        made.settings, report=dataclasses.replace(made.settings.report, compare=[folder, folder])))))
+    found = compare.load(dataclasses.replace(
+        made.settings, report=dataclasses.replace(made.settings.report, compare=[folder, folder])))
+    html("comparison.jinja", comparison=found, head=found.head())
+    print_comparison(found, io.StringIO())
 
 
 def export_it(made: Made) -> None:
@@ -94,49 +93,86 @@ def edit(made: Made, kind: str, key: str, value: Any, number: int = 0) -> None:
             db.execute(f"insert into {table} ({owner}, key, value_json) values (?, ?, ?)", (of, key, json.dumps(value)))
 
 
-@pytest.mark.parametrize(("kind", "key", "value", "said"), [
-    ("trial", "cost_s", "long", "trial 0: cost_s: a finite number belongs there, not long"),
-    ("trial", "cost_s", ..., "trial 0 has no cost_s, as if another program"),
-    ("trial", "launch_s", float("inf"), "trial 0: launch_s: a finite number"),
-    ("trial", "invalid_reasons", [5], r"trial 0: invalid_reasons\[0\]: a text belongs there, not 5"),
-    ("trial", "limit_ratios", {"ttft_p99_ms": "x"}, "trial 0: limit_ratios.ttft_p99_ms: a finite number"),
-    ("trial", "server_argv", {}, "trial 0: server_argv: a list belongs there"),
-    ("trial", "launch_id", 1.5, "trial 0: launch_id: a whole number"),
-    ("trial", "crash_signature", "s", "trial 0 has no crash_category"),
-    ("study", "identity", ..., "does not say under which conditions it was made"),
-    ("study", "identity", 5, "study local: identity: a mapping belongs there, not 5"),
-    ("study", "identity", {"space_digest": ["x"]}, "identity.space_digest: a text"),
-    ("study", "barred", [{"when": 5, "because": "b"}], r"barred\[0\].when: a mapping"),
-    ("study", "confirmation", {"finalists": {"0": {"gain": 1}}}, "finalists.0.verdict is missing"),
-    ("study", "provenance", {"gpu": 8}, "provenance.gpu: a list belongs there, not 8"),
-    ("study", "stop", [], "study local: stop: a mapping")])
+def changed(made: Made, path: str, value: Any, number: int = 0) -> Any:
+    """The attribute `outcome` of a trial with the value at `path` set, or removed by `...`."""
+    with sqlite3.connect(made.settings.folder / "study.db") as db:
+        (text,) = db.execute("select value_json from trial_user_attributes where key='outcome' and trial_id=?",
+                             (number + 1,)).fetchone()
+    whole = json.loads(text)
+    *parents, last = path.split(".")
+    at = whole
+    for name in parents:
+        at = at.setdefault(name, {})
+    at[last] = value
+    if value is ...:
+        del at[last]
+    return whole
+
+
+@pytest.mark.parametrize(("path", "value", "problem"), [
+    ("cost_s", "long", "cost_s must be a finite number, got 'long'"), ("cost_s", ..., "cost_s is missing"),
+    ("launch_s", float("inf"), "launch_s must be a finite number, got inf"),
+    ("score.reasons", [5], r"score.reasons\[0\] must be a text, got 5"),
+    ("score.ratios", {"ttft_p99_ms": "x"}, r"score.ratios\[...\] must be a finite number, got str"),
+    ("launch.argv", {}, "launch.argv must be a list, got {}"), ("outcome.type", "x", "outcome.type must be .*got 'x'"),
+    ("outcome.window_s", 0, "outcome.window_s must be a finite number > 1e-09, got 0"),
+    ("outcome.energy.source", "\ud800", "text must be valid Unicode")])
 @pytest.mark.parametrize("reader", [resume, report, export_it])
-def test_an_attribute_of_another_type_is_one_line_that_names_it(
-        small: Made, reader: Callable[[Made], Any], kind: str, key: str, value: Any, said: str) -> None:
-    edit(small, kind, key, value)
-    with pytest.raises(AutotuneError, match=f"{said}.*damaged: bring back a copy of it") as error:
+def test_a_corrupt_outcome_is_one_line_that_names_the_value(
+        small: Made, reader: Callable[[Made], Any], path: str, value: Any, problem: str) -> None:
+    edit(small, "trial", "outcome", changed(small, path, value))
+    with pytest.raises(AutotuneError, match=f"corrupt study database: trial 0: outcome: {problem}.*{REMEDY}") as error:
         reader(small)
     assert error.value.exit_code == 1 and "\n" not in str(error.value)
 
 
-def test_whatever_stands_in_a_study_every_reader_copes_or_says_one_line(rich: Made) -> None:
-    rng, whole = random.Random(11), (rich.settings.folder / "study.db").read_bytes()
-    keys = {"trial": [*rich.study.record(0).attrs, "confirm", "neighbours", "same_as"],
-            "study": [*rich.study.attrs(), "confirmation_plan", "neighbours", "barred", "warm_start"]}
-    for _ in range(16):
-        (rich.settings.folder / "study.db").write_bytes(whole)
-        kind = rng.choice(["trial", "study"])
-        edit(rich, kind, rng.choice(keys[kind]), rng.choice([*ODD, ...]))
-        for reader in READERS:
+@pytest.mark.parametrize(("kind", "key", "value", "problem"), [
+    ("trial", "outcome", ..., "trial 0: outcome is missing"),
+    ("trial", "outcome", [], r"trial 0: outcome: the value must be a mapping, got array"),
+    ("trial", "launch_id", 1.5, "trial 0: launch_id must be a whole number, got 1.5"),
+    ("study", "identity", ..., "study local: identity is missing"),
+    ("study", "identity", 5, "study local: identity must be a mapping, got 5"),
+    ("study", "identity", {"space_digest": ["x"]}, "study local: identity.space_digest must be a text"),
+    ("study", "unavailable", [{"when": 5, "because": "b"}], r"unavailable\[0\].when must be a mapping"),
+    ("study", "confirmation", {"finalists": {"0": {"gain": 1}}}, r"finalists\[...\].verdict is missing"),
+    ("study", "provenance", {"gpu": 8}, "provenance.gpu must be a list, got 8"),
+    ("study", "stop", [], r"study local: stop must be a mapping, got \[\]")])
+@pytest.mark.parametrize("reader", [resume, report, export_it])
+def test_an_attribute_of_another_type_is_one_line_that_names_it(
+        small: Made, reader: Callable[[Made], Any], kind: str, key: str, value: Any, problem: str) -> None:
+    edit(small, kind, key, value)
+    with pytest.raises(AutotuneError, match=f"corrupt study database: .*{problem}.*{REMEDY}") as error:
+        reader(small)
+    assert error.value.exit_code == 1 and "\n" not in str(error.value)
+
+
+PATHS = ["cost_s", "launch_s", "same_as", "score", "launch", "outcome", *(f"score.{name}" for name in (
+    "value", "ratios", "reasons")), *(f"launch.{name}" for name in LaunchFacts.__struct_fields__),
+    *(f"outcome.{name}" for name in ("type", *Measurement.__struct_fields__, *Crash.__struct_fields__))]
+
+
+def test_whatever_stands_in_a_study_every_reader_copes_or_says_one_line(small: Made) -> None:
+    rng, whole = random.Random(11), (small.settings.folder / "study.db").read_bytes()
+    keys = {"trial": ["owner", "launch_id", "confirm", "confirm_after", "outcome", "feasible"],
+            "study": [*small.study.attrs(), "confirmation", "confirmation_plan", "stop", "neighbours", "unavailable",
+                      "barred", "warm_start"]}
+    for _ in range(24):
+        (small.settings.folder / "study.db").write_bytes(whole)
+        kind, value = rng.choice(["outcome", "trial", "study"]), rng.choice([*ODD, ...])
+        if kind == "outcome":
+            edit(small, "trial", "outcome", changed(small, rng.choice(PATHS), value if value is not ... else None))
+        else:
+            edit(small, kind, rng.choice(keys[kind]), value)
+        for reader in rng.sample(READERS, 3):
             try:
-                reader(rich)
+                reader(small)
             except AutotuneError as error:
                 assert "\n" not in str(error)
 
 
 def test_no_text_of_a_study_moves_the_cursor_of_a_terminal(small: Made) -> None:
-    for number in range(5):
-        edit(small, "trial", "energy_source", "\x1b]0;owned\x07", number)
+    for number in (record.number for record in small.study.records() if record.measurement is not None):
+        edit(small, "trial", "outcome", changed(small, "outcome.energy.source", "\x1b]0;owned\x07", number), number)
     edit(small, "study", "stop", {"kind": "gain", "reason": "\x1b[2J"})
     assert "\x1b" not in report(small) and "owned" in report(small)
 
@@ -167,7 +203,7 @@ def test_a_choice_that_the_space_does_not_have_goes_to_no_command_line(small: Ma
         db.execute("update trial_params set distribution_json=?, param_value=0 where trial_id=1 and param_name='tp'",
                    (json.dumps(kind),))
     for reader in (resume, report, export_it, best):
-        with pytest.raises(AutotuneError, match="trial 0: .*tp='--trust-remote-code' is not a choice.*damaged"):
+        with pytest.raises(AutotuneError, match="trial 0: .*tp='--trust-remote-code' is not a choice.*Restore"):
             reader(small)
 
 
@@ -176,7 +212,7 @@ def test_a_choice_that_the_space_does_not_have_goes_to_no_command_line(small: Ma
 def test_a_study_from_which_a_trial_was_removed_does_not_go_on(small: Made, change: str) -> None:
     with sqlite3.connect(small.settings.folder / "study.db") as db:
         assert db.execute(change).rowcount == 1
-    with pytest.raises(AutotuneError, match=r"trial [12] is missing.*damaged: bring back a copy"):
+    with pytest.raises(AutotuneError, match=r"trial [12] is missing.*Restore a backup"):
         resume(small)
     report(small)
 
@@ -187,8 +223,8 @@ def test_figures_of_any_size_are_told(small: Made, value: float, error: float) -
     with sqlite3.connect(small.settings.folder / "study.db") as db:
         db.execute("update trial_values set value=? where trial_id in (2, 4)", (value,))
     for number in (0, 1, 3):
-        edit(small, "trial", "relative_error", error, number)
-        edit(small, "trial", "tokens_per_s", value, number)
+        edit(small, "trial", "outcome", changed(small, "outcome.relative_error", error, number), number)
+        edit(small, "trial", "outcome", changed(small, "outcome.energy.joules", value, number), number)
     for reader in READERS:
         try:
             reader(small)
@@ -197,13 +233,13 @@ def test_figures_of_any_size_are_told(small: Made, value: float, error: float) -
 
 
 def test_a_plan_of_confirmation_is_of_choices_of_the_space(small: Made) -> None:
-    with pytest.raises(AutotuneError, match="confirmation_plan.3: .* is not a choice .*damaged"):
+    with pytest.raises(AutotuneError, match="confirmation_plan.3: .* is not a choice .*Restore a backup"):
         confirm.planned(small.settings.space, "3", {**baseline(small), "tp": 3})
 
 
 def test_a_past_study_with_odd_attributes_is_named_before_anything_begins(small: Made) -> None:
-    edit(small, "trial", "cost_s", [])
-    with pytest.raises(UsageError, match="study.warm_start: .*local: .*trial 0: cost_s: a finite number"):
+    edit(small, "trial", "outcome", changed(small, "cost_s", []))
+    with pytest.raises(UsageError, match="study.warm_start: .*local: .*trial 0: outcome: cost_s must be a finite"):
         begin_with_it(small)
 
 

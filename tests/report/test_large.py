@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.cli.commands import open_study
-from autotune.report.report import report
+from autotune.report.render import report
 from tests.report.studies import LOG, Made, baseline
 
 TRIALS = 5000
@@ -35,12 +35,15 @@ def multiply(made: Made, trials: int) -> None:
             crashed = bool(config["nvls"]) or rng.random() < 0.1
             source, trial = 2 if crashed else 1, number + 1
             own: dict[str, Any] = {"launch_id": number // 2}
+            result = json.loads(attrs[source]["outcome"])
             if crashed:
-                own["crash_signature"] = f"sig{rng.randint(0, 60):05d}"
+                result["outcome"]["signature"] = f"sig{rng.randint(0, 60):05d}"
             else:
                 value = rng.uniform(1, 5)
-                own |= {"tokens_per_j": value, "tokens_per_s": 40 * value, "objective": value}
+                result["outcome"]["output_tokens"] = round(400 * value)
+                result["score"]["value"] = value
                 rows["values"].append((trial, 0, value, "FINITE"))
+            own["outcome"] = result
             rows["trials"].append((trial, number, 1, states[source], "2026-01-01 10:00:00", "2026-01-01 10:01:00"))
             rows["params"] += [(trial, name, [repr(c) for c in made.settings.space.param(name).choices].index(repr(v)),
                                 distributions[name]) for name, v in config.items()]

@@ -7,7 +7,7 @@ import pathlib
 from optuna_dashboard import get_note  # type: ignore[import-untyped]
 
 from autotune.records import Stage
-from autotune.report.notes import LARGEST, annotate, attach, note
+from autotune.report.dashboard import LARGEST, annotate, attach, note
 from tests.report.studies import Made, baseline
 
 

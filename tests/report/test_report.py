@@ -12,10 +12,10 @@ from collections.abc import Callable
 import pytest
 
 from autotune.records import Stage, UsageError
-from autotune.report.load import read
-from autotune.report.report import report
+from autotune.report.render import report
+from autotune.report.story import read
 from autotune.report.verdict import headline
-from autotune.storage.trial import read_pivots
+from autotune.storage.schema import read_pivots
 from tests.conftest import Maker
 from tests.report.studies import Made, baseline
 

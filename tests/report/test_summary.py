@@ -8,9 +8,9 @@ import json
 import pytest
 
 from autotune.records import Stage
-from autotune.report.load import read
-from autotune.report.report import report
-from autotune.report.terminal import as_json, print_summary
+from autotune.report.render import report
+from autotune.report.story import read
+from autotune.report.terminal import as_data, print_summary
 from tests.report.studies import Made, baseline
 
 
@@ -46,7 +46,7 @@ def test_log_text_is_never_taken_for_markup(small: Made) -> None:
 
 
 def test_json_is_for_scripts(small: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    data = json.loads(as_json(read(small.settings, small.study)))
+    data = json.loads(json.dumps(as_data(read(small.settings, small.study)), default=str))
     assert data["conclusion"] == "not_confirmed"
     assert data["winner"]["trial"] == 4
     assert data["gain"]["share"] == pytest.approx(0.5)

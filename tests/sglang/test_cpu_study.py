@@ -13,6 +13,7 @@ import pytest
 
 from autotune.config.compose import data_folder
 from tests.envs import ensure
+from tests.storage.flat import flat
 
 HERE = pathlib.Path(__file__).parent
 LIMIT_S = 900  # six minutes on a quiet machine of two cores
@@ -50,8 +51,8 @@ def test_a_study_on_a_real_server_learns_from_its_crashes(tmp_path: pathlib.Path
     crashed = [t for t in study.trials if t.state is optuna.trial.TrialState.PRUNED]
     assert complete and all(t.user_attrs["tokens_per_s"] > 0 for t in complete)
     assert {t.params["parallel"] for t in complete} == {"tp1_bound"}
-    experts = [t.user_attrs for t in crashed if t.params["parallel"] == "ep2_bound"]
-    unbound = [t.user_attrs for t in crashed if t.params["parallel"] == "tp2"]
+    experts = [flat(t.user_attrs) for t in crashed if t.params["parallel"] == "ep2_bound"]
+    unbound = [flat(t.user_attrs) for t in crashed if t.params["parallel"] == "tp2"]
     assert experts and unbound and len(experts) + len(unbound) == len(crashed)
     for attrs in experts:
         assert attrs["crash_stage"] == "warmup" and "index -1 is out of bounds" in attrs["crash_excerpt"]

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from autotune.cli import commands
 from autotune.config.compose import load
 from autotune.config.settings import Settings
 from autotune.engine.command import needed
 from autotune.engine.flags import lacking
 from autotune.executors import preflight
+from autotune.executors.local import LocalExecutor
 from autotune.records import HostCannotRun, UsageError
 from tests.sglang.support import VARIANTS
 
@@ -111,12 +111,12 @@ def test_a_choice_that_cannot_run_here_is_never_proposed_and_a_baseline_of_it_is
         tmp_path: pathlib.Path) -> None:
     python = python_with(tmp_path, STOCK)
     with pytest.raises(HostCannotRun, match="does not know DDTREE, --speculative-ddtree-budget"):
-        commands.ready_or_refuse(b300(python))
+        LocalExecutor(b300(python)).preflight()
     settings = b300(python, *NO_TREE)
     report = preflight.check(settings)
     assert not any("does not know" in p for p in report.problems)
     assert any(server["speculation"] == "ddtree" for server in settings.space.servers())
-    left = settings.without(report.barred).space
+    left = settings.without(report.unavailable).space
     assert {server["speculation"] for server in left.servers()} == {"none"}  # and no draft is there for dflash
     reason = left.forbidden({"speculation": "ddtree"})
     assert reason is not None and "does not know DDTREE" in reason

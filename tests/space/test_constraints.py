@@ -9,17 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.records import UsageError, Value
-from autotune.space.constraints import COMPARISONS, among, parse_rules
+from autotune.space.constraints import COMPARISONS, RuleFile, WrittenRule, among
 from autotune.space.space import Space
+from autotune.utils.validation import convert
 
 CHOICES: dict[str, tuple[Value, ...]] = {"budget": (0, 4, 8, 17), "topk": (1, 4, 8, 99), "layout": ("tp8", "tp4_dp2"),
                                          "load": (8, 16, 32), "on": (True, False)}
 
 
+def rule(**when: Any) -> WrittenRule:
+    return WrittenRule.parse(convert({**when, "because": "no"}, RuleFile, "here: "), "here")
+
+
 def said(default: dict[str, Value] | None = None, **when: Any) -> list[dict[str, tuple[Value, ...]]]:
-    """What one rule says of CHOICES."""
-    (rule,) = parse_rules([{**when, "because": "no"}], "forbid")
-    return [dict(found.when) for found in rule.among(CHOICES, (default or {}).get)]
+    """One rule in terms of CHOICES."""
+    return [dict(found.when) for found in rule(**when).expand(CHOICES, (default or {}).get)]
 
 
 def test_a_comparison_covers_choices_that_nobody_thought_of() -> None:
@@ -65,16 +69,14 @@ def test_a_rule_may_ask_whether_a_parameter_is_there_at_all() -> None:
 
 def test_booleans_and_texts_are_no_numbers_but_numbers_written_as_text_are() -> None:
     assert said(on={"above": -1}) == [] == said(layout={"below": 5})
-    (rule,) = parse_rules([{"size": {"above": 1}, "because": "no"}], "forbid")
-    assert [dict(r.when) for r in rule.among({"size": ("1", "16", "auto")})] == [{"size": ("16",)}]
+    assert [dict(r.when) for r in rule(size={"above": 1}).expand({"size": ("1", "16", "auto")})] == [{"size": ("16",)}]
 
 
 @given(st.sampled_from(sorted(COMPARISONS)), st.lists(st.integers(-9, 9), min_size=1, max_size=5, unique=True),
        st.lists(st.integers(-9, 9), min_size=1, max_size=5, unique=True), st.sampled_from([0.5, 1, 2]))
 def test_what_the_rules_match_is_what_the_comparison_says(how: str, left: list[int], right: list[int],
                                                           times: float) -> None:
-    (written,) = parse_rules([{"a": {how: "b", "times": times}, "because": "no"}], "forbid")
-    rules = written.among({"a": tuple(left), "b": tuple(right)})
+    rules = rule(a={how: "b", "times": times}).expand({"a": tuple(left), "b": tuple(right)})
     for a in left:
         for b in right:
             assert any(r.matches({"a": a, "b": b}) for r in rules) is COMPARISONS[how](a, b * times)
@@ -83,12 +85,12 @@ def test_what_the_rules_match_is_what_the_comparison_says(how: str, left: list[i
 
 @pytest.mark.parametrize(("condition", "words"), [
     ({"over": 3}, "unknown key over"), ({}, "nothing to compare with"), ({"times": 2}, "nothing to compare with"),
-    ({"above": True}, "takes a number or the name"), ({"above": [1]}, "takes a number or the name"),
-    ({"above": "b", "times": "x"}, "are numbers"), ({"above": 3, "otherwise": 2}, "go with a comparison"),
-    ({"given": 1}, "given is true, or false"), ({"given": False, "above": 3}, "given is true, or false")])
+    ({"above": True}, "must be a number or the name"), ({"above": [1]}, "must be a number or the name"),
+    ({"above": "b", "times": "x"}, "times must be a number"), ({"above": 3, "otherwise": 2}, "go with a comparison"),
+    ({"given": 1}, "given must be true or false"), ({"given": False, "above": 3}, "given is true, or false")])
 def test_a_condition_that_makes_no_sense_is_one_clear_line(condition: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=f"^here: a: .*{words}"):
-        parse_rules([{"a": condition, "because": "no"}], "here")
+    with pytest.raises(UsageError, match=f"^here: a.*{words}"):
+        rule(a=condition)
 
 
 def test_a_space_forbids_by_comparison_and_names_only_its_own_parameters() -> None:
@@ -116,14 +118,14 @@ FORMS: list[Any] = [
 def test_a_server_without_a_parameter_is_judged_by_its_default_whatever_the_form_of_the_condition(
         form: Any, default: Value | None) -> None:
     """Without it because the space lacks it, or because its condition is not fulfilled: as if it had been chosen."""
-    (rule,) = parse_rules([{"size": form, "on": True, "because": "no"}], "forbid")
+    written = rule(size=form, on=True)
     has: dict[str, tuple[Value, ...]] = {"on": (True, False), "block": (1, 2)}
     defaults = {} if default is None else {"size": default}
     mode: tuple[Value, ...] = ("a", "b")
     sizes: tuple[Value, ...] = (1, 2, 3)
-    lacking = rule.among(has, defaults.get)
-    optional = rule.among({**has, "mode": mode, "size": sizes}, defaults.get, {"size": {"mode": ("a",)}})
-    chosen = rule.among({**has, "size": (*sizes, *(d for d in defaults.values() if not among(d, sizes)))})
+    lacking = written.expand(has, defaults.get)
+    optional = written.expand({**has, "mode": mode, "size": sizes}, defaults.get, {"size": {"mode": ("a",)}})
+    chosen = written.expand({**has, "size": (*sizes, *(d for d in defaults.values() if not among(d, sizes)))})
     for block in (1, 2):
         for on in (True, False):
             config: dict[str, Value] = {"on": on, "block": block}
@@ -142,12 +144,12 @@ def test_a_comparison_goes_by_the_default_of_a_parameter_that_a_configuration_la
                                                                                     default: Value | None) -> None:
     forms: list[dict[str, Any]] = [{how: "block"}, {how: "block", "otherwise": 5}]
     for form in forms:
-        (rule,) = parse_rules([{"size": form, "because": "no"}], "forbid")
+        written = rule(size=form)
         defaults = {} if default is None else {"block": default}
         limit: Any = form.get("otherwise") if default in (None, "auto") else float(str(default))
         sizes: tuple[Value, ...] = (1, 2, 3, 4, 5, 6)
-        lacking = rule.among({"size": sizes}, defaults.get)
-        optional = rule.among({"mode": ("a", "b"), "size": sizes, "block": (3,)}, defaults.get,
+        lacking = written.expand({"size": sizes}, defaults.get)
+        optional = written.expand({"mode": ("a", "b"), "size": sizes, "block": (3,)}, defaults.get,
                               {"block": {"mode": ("a",)}})
         for size in range(1, 7):
             wanted = limit is not None and COMPARISONS[how](size, limit)
@@ -158,9 +160,9 @@ def test_a_comparison_goes_by_the_default_of_a_parameter_that_a_configuration_la
 
 
 def test_what_a_configuration_lacks_is_followed_through_conditions_of_conditions() -> None:
-    (rule,) = parse_rules([{"depth": {"given": False}, "on": True, "because": "no"}], "forbid")
-    rules = rule.among({"kind": ("tree", "chain", "none"), "mode": ("a", "b"), "depth": (1, 2), "on": (True, False)},
-                       conditions={"mode": {"kind": ("tree", "chain")}, "depth": {"mode": ("a",), "kind": ("tree",)}})
+    rules = rule(depth={"given": False}, on=True).expand(
+        {"kind": ("tree", "chain", "none"), "mode": ("a", "b"), "depth": (1, 2), "on": (True, False)},
+        conditions={"mode": {"kind": ("tree", "chain")}, "depth": {"mode": ("a",), "kind": ("tree",)}})
     cases: list[tuple[dict[str, Value], bool]] = [
         ({"kind": "none"}, True), ({"kind": "tree", "mode": "b"}, True), ({"kind": "chain", "mode": "a"}, True),
         ({"kind": "tree", "mode": "a", "depth": 1}, False)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from autotune.storage.trial import PivotFile, read_pivots
+from autotune.storage.schema import PivotFile, read_pivots
 
 
 def decision(action: str, region: str = "tp2_ep", trials: str = "10") -> dict[str, object]:

@@ -13,9 +13,9 @@ import pytest
 
 from autotune.config.compose import load
 from autotune.records import AutotuneError
+from autotune.storage.database import redacted
 from autotune.storage.locks import StudyLock
 from autotune.storage.study import Study
-from autotune.storage.urls import hidden
 from tests.storage import postgres
 from tests.tuning.test_loop import ROOT
 from tests.tuning.test_worker import ended, nothing_twice, records, workers
@@ -64,18 +64,19 @@ def test_two_workers_run_the_embedded_engine_to_the_end(tmp_path: pathlib.Path, 
 
 
 def test_a_turn_on_postgresql_is_given_back_by_the_dead(url: str) -> None:
-    program = ("import sys, time\nfrom autotune.storage.locks import StudyLock\nwith StudyLock(sys.argv[1], 'topic').turn():\n"
+    program = ("import sys, time\nfrom autotune.storage.locks import StudyLock\n"
+               "with StudyLock(sys.argv[1], 'topic').held():\n"
                "    print('mine', flush=True)\n    time.sleep(600)\n")
     holder = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True,
                               env={**os.environ, "PYTHONPATH": ROOT})
     assert holder.stdout is not None and holder.stdout.readline() == "mine\n"
     began = time.monotonic()
-    with pytest.raises(AutotuneError, match="no turn") as caught, StudyLock(url, "topic", wait_s=0.5).turn():
+    with pytest.raises(AutotuneError, match="timed out") as caught, StudyLock(url, "topic", wait_s=0.5).held():
         pass
     assert time.monotonic() - began < 60 and postgres.PASSWORD not in str(caught.value)
     holder.kill()
     holder.wait()
-    with StudyLock(url, "topic", wait_s=20).turn(), StudyLock(url, "another topic", wait_s=1).turn():
+    with StudyLock(url, "topic", wait_s=20).held(), StudyLock(url, "another topic", wait_s=1).held():
         pass
 
 
@@ -88,6 +89,7 @@ def test_a_database_that_is_not_there_is_one_line_without_the_password(url: str,
 
 
 def test_a_url_is_shown_without_its_password(url: str) -> None:
-    assert "s3cret" not in hidden(url) and hidden(url).startswith("postgresql://") and "@127.0.0.1:" in hidden(url)
-    assert "hunter22" not in hidden("postgresql:///db?host=h&password=hunter22")
-    assert "a/b" not in hidden("postgresql://me:a/b@host/db")
+    shown = redacted(url)
+    assert "s3cret" not in shown and shown.startswith("postgresql://") and "@127.0.0.1:" in shown
+    assert "hunter22" not in redacted("postgresql:///db?host=h&password=hunter22")
+    assert "a/b" not in redacted("postgresql://me:a/b@host/db")

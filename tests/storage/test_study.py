@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from autotune.records import AutotuneError, Blame, Crash, Energy, Measurement, Stage, UsageError
+from autotune.records import AutotuneError, Blame, Crash, Energy, Measurement, Score, Stage, UsageError
 from autotune.space.space import Space
-from autotune.storage.study import Study, owner_alive, owner_id
-from autotune.storage.trial import Verdict
-from autotune.storage.urls import SQLITE_WAIT_S, sqlite_url
+from autotune.storage.database import SQLITE_WAIT_S, sqlite_url
+from autotune.storage.locks import owner_alive, owner_id
+from autotune.storage.study import Study
+from autotune.storage.trial import LaunchFacts
 
 SPACE = Space.parse({
     "name": "s", "engine": "e",
@@ -32,7 +33,7 @@ CRASH = Crash("cublas_error", Stage.GRAPH_CAPTURE, Blame.CONFIG, "v1-abc", "CUBL
 
 
 def open_study(folder: pathlib.Path, **identity: Any) -> Study:
-    return Study.open(sqlite_url(folder), "s", SPACE, {**IDENTITY, **identity}, ["tpot_p99_ms"])
+    return Study.open(sqlite_url(folder), "s", SPACE, {**IDENTITY, **identity})
 
 
 def measured(tokens: int = 1000, joules: float | None = 500.0) -> Measurement:
@@ -42,7 +43,7 @@ def measured(tokens: int = 1000, joules: float | None = 500.0) -> Measurement:
 def test_a_trial_keeps_its_configuration_and_figures(tmp_path: pathlib.Path) -> None:
     study = open_study(tmp_path)
     trial = study.ask(SPACE.baseline, launch=1)
-    study.tell(trial, measured(), Verdict(2.0, {"tpot_p99_ms": 0.5}), cost_s=3, launch_s=2)
+    study.tell(trial, measured(), Score(2.0, {"tpot_p99_ms": 0.5}), cost_s=3, launch_s=2)
     (record,) = open_study(tmp_path).records()
     assert record.config == SPACE.baseline
     assert (record.state, record.value, record.feasible) == ("COMPLETE", 2.0, True)
@@ -63,28 +64,29 @@ def test_a_crash_is_pruned_with_its_signature_and_a_graded_constraint(tmp_path: 
     (record,) = study.records()
     assert record.state == "PRUNED" and record.crashed and not record.feasible
     assert record.attrs["crash_signature"] == "v1-abc" and record.attrs["crash_stage"] == "graph-capture"
-    assert study.inner.trials[0].constraints == {"crash": 2.0, "invalid": 0.0, "tpot_p99_ms": 0.0}
+    assert study.inner.trials[0].constraints == {"crash": 2.0, "limits": 0.0}
 
 
 def test_a_crash_is_under_load_when_a_load_was_on_the_server_whatever_the_stage(tmp_path: pathlib.Path) -> None:
     study = open_study(tmp_path)
     dead = Crash("segfault", Stage.SERVING, Blame.UNKNOWN, "v1-abc", "x")
-    told = []
-    for fact in ({"crash_under_load": False}, {"crash_under_load": True}, {}):  # {}: a study of an earlier release
+    found = []
+    for known in (False, True, None):  # None: a study of an earlier release
         trial = study.ask(SPACE.baseline, launch=1)
-        study.tell(trial, dead, None, cost_s=1.0, launch_s=1.0, **fact)
-        told.append(study.record(trial.number).crashed_under_load)
-    assert told == [False, True, True]
+        study.tell(trial, dead, None, LaunchFacts(under_load=known), cost_s=1.0, launch_s=1.0)
+        found.append(study.record(trial.number).crashed_under_load)
+    assert found == [False, True, True]
 
 
 def test_every_trial_has_the_same_constraints_in_the_same_order(tmp_path: pathlib.Path) -> None:
     study = open_study(tmp_path)
     study.tell(study.ask(SPACE.baseline, launch=1), CRASH, None, cost_s=3, launch_s=3)
-    study.tell(study.ask(SPACE.baseline, launch=2), measured(), Verdict(2.0, {"tpot_p99_ms": 1.5}), cost_s=3,
+    study.tell(study.ask(SPACE.baseline, launch=2), measured(), Score(2.0, {"tpot_p99_ms": 1.5}), cost_s=3,
                launch_s=2)
-    study.tell(study.ask(SPACE.baseline, launch=3), measured(joules=None), Verdict(None, {}, ("no_energy",)),
+    study.tell(study.ask(SPACE.baseline, launch=3), measured(joules=None), Score(None, {}, ("no_energy",)),
                cost_s=3, launch_s=2)
-    assert [list(t.constraints) for t in study.inner.trials] == [["crash", "invalid", "tpot_p99_ms"]] * 3
+    assert [t.constraints for t in study.inner.trials] == [
+        {"crash": 2.0, "limits": 0.0}, {"crash": 0.0, "limits": 0.5}, {"crash": 0.0, "limits": 1.0}]
     assert [r.feasible for r in study.records()] == [False, False, False]
     assert [r.state for r in study.records()] == ["PRUNED", "COMPLETE", "PRUNED"]
     assert "watts" not in study.records()[2].attrs
@@ -185,7 +187,7 @@ def test_owners_of_other_hosts_count_as_alive() -> None:
 
 def test_a_result_is_copied_for_a_configuration_of_the_same_server(tmp_path: pathlib.Path) -> None:
     study = open_study(tmp_path)
-    study.tell(study.ask(SPACE.baseline, launch=1), measured(), Verdict(2.0, {"tpot_p99_ms": 0.5}), cost_s=30,
+    study.tell(study.ask(SPACE.baseline, launch=1), measured(), Score(2.0, {"tpot_p99_ms": 0.5}), cost_s=30,
                launch_s=20)
     study.copy(study.ask({**SPACE.baseline, "topk": 1}, launch=2), study.records()[0], cost_s=5, launch_s=4)
     copy = study.records()[1]
@@ -196,7 +198,7 @@ def test_a_result_is_copied_for_a_configuration_of_the_same_server(tmp_path: pat
     ("nonsense", 2), ("mysqll://me:hunter22@host/db", 2), ("mysql+nodriver://me:hunter22@host/db", 2),
     ("mysql://me:hunter22@host/db", 4)])
 def test_a_storage_that_cannot_be_is_a_wrong_setting_and_a_missing_driver_is_the_hosts(url: str, code: int) -> None:
-    with pytest.raises(AutotuneError, match="study.storage=") as caught:
+    with pytest.raises(AutotuneError, match="study.storage: ") as caught:
         Study.open(url, "s", SPACE, IDENTITY)
     assert caught.value.exit_code == code and "hunter22" not in str(caught.value) and "\n" not in str(caught.value)
 
@@ -207,10 +209,10 @@ def test_a_storage_that_cannot_be_is_a_wrong_setting_and_a_missing_driver_is_the
     "update study_user_attributes set value_json='{'"])
 def test_a_damaged_database_is_one_clear_line_that_says_what_to_do(change: str, tmp_path: pathlib.Path) -> None:
     study = open_study(tmp_path)
-    study.tell(study.ask(SPACE.baseline, launch=1), measured(), Verdict(1.0), cost_s=1, launch_s=1)
+    study.tell(study.ask(SPACE.baseline, launch=1), measured(), Score(1.0), cost_s=1, launch_s=1)
     with sqlite3.connect(tmp_path / "study.db") as db:
         assert db.execute(change).rowcount > 0
-    with pytest.raises(AutotuneError, match="damaged: bring back a copy of it, or begin another study") as error:
+    with pytest.raises(AutotuneError, match="corrupt.*Restore a backup or use study.name=NAME") as error:
         open_study(tmp_path).records()
     assert error.value.exit_code == 1 and "\n" not in str(error.value)
 
@@ -218,7 +220,7 @@ def test_a_damaged_database_is_one_clear_line_that_says_what_to_do(change: str, 
 @pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + b"\xff" * 8000])
 def test_a_file_that_is_no_database_says_what_to_do_too(content: bytes, tmp_path: pathlib.Path) -> None:
     (tmp_path / "study.db").write_bytes(content)
-    with pytest.raises(AutotuneError, match="cannot open the study storage .*if it is damaged: bring back a copy"):
+    with pytest.raises(AutotuneError, match="cannot open the study storage .*If it is corrupt: Restore a backup"):
         open_study(tmp_path)
 
 

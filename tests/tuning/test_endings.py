@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import subprocess
-import sys
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.tuning.test_loop import ROOT, make_settings
+from tests.tuning.test_loop import command
 
 pytestmark = pytest.mark.slow
 
 
 def study(folder: pathlib.Path, choices: dict[str, list[Any]], *overrides: str) -> subprocess.CompletedProcess[str]:
-    """`tune` on the stand-in, with these choices; the first of each is the baseline."""
-    make_settings(folder)
-    path = folder / "spaces" / "t.yaml"
-    space = yaml.safe_load(path.read_text())
-    for name, values in choices.items():
-        space["params"][name]["choices"] = values
-        space["baseline"][name] = values[0]
-    path.write_text(yaml.safe_dump(space))
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", "tune", "--spaces", str(folder / "spaces"), "+space=t", "power=none",
-         f"outputs={folder / 'outputs'}", "objective=tokens_per_s", *overrides],
-        cwd=folder, env={**os.environ, "PYTHONPATH": ROOT, "COLUMNS": "200"}, capture_output=True, text=True,
-        timeout=200)
+    return subprocess.run(**command(folder, choices, *overrides), capture_output=True, timeout=200)
 
 
 def test_a_study_where_everything_crashes_ends_with_3_and_a_bug_report(tmp_path: pathlib.Path) -> None:
@@ -50,7 +35,6 @@ def test_a_study_whose_baseline_is_the_best_says_so(tmp_path: pathlib.Path) -> N
 
 
 def test_a_choice_that_cannot_run_here_is_never_launched_and_the_report_says_why(tmp_path: pathlib.Path) -> None:
-    """Such a choice used to end the study in its middle, or to be bought as a crash at arg-parse."""
     done = study(tmp_path, {"fault": ["none"], "at": ["serving"], "speed": [200], "flags": ["a", "b"],
                             "concurrency": [4]}, "study.launches=4", "study.confirm.finalists=0",
                  "engine.version.use=2.0",
@@ -61,9 +45,6 @@ def test_a_choice_that_cannot_run_here_is_never_launched_and_the_report_says_why
     assert "launch 2" not in done.stdout and "CRASH" not in done.stdout
     report = (tmp_path / "outputs/t/report.md").read_text()
     assert because in " ".join(report.split()), report
-    again = subprocess.run(
-        [sys.executable, "-m", "autotune", "report", "--spaces", str(tmp_path / "spaces"), "+space=t",
-         f"outputs={tmp_path / 'outputs'}"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=100)
-    assert again.returncode == 0, again.stderr
+    done = subprocess.run(**command(tmp_path, {}, verb="report"), capture_output=True, timeout=100)
+    assert done.returncode == 0, done.stderr
     assert because in " ".join((tmp_path / "outputs/t/report.md").read_text().split())

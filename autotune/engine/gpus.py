@@ -1,0 +1,186 @@
+"""NVIDIA GPUs of this host through NVML: identity, users, memory in use, topology. The only module that starts NVML."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from autotune.records import HostCannotRun, digest
+
+IDLE_SHARE = 0.05  # of a GPU's memory: a driver without users keeps less
+NO_NVLINK = 100.0  # added to NVML's level of the common ancestor (0 to 50) for two GPUs without NVLink
+
+
+class NoNvml(HostCannotRun):
+    """NVML cannot be used on this host; the message says why and what helps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """One GPU: its UUID (hashed wherever it is written), name and memory in GiB."""
+
+    uuid: str
+    name: str
+    memory_gib: float
+
+    @property
+    def hashed(self) -> str:
+        return f"{self.name} {digest(self.uuid, 8)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpus:
+    """The GPUs that a server started here may use; `why_none` explains an empty list."""
+
+    gpus: tuple[Gpu, ...]
+    driver: str | None = None
+    why_none: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Per GPU: NVML's index, the usable logical CPUs beside it, and its distance to each (0: itself)."""
+
+    index: tuple[int, ...]
+    cpus: tuple[frozenset[int], ...]
+    distance: tuple[tuple[float, ...], ...]
+
+
+def start_nvml() -> Any:
+    """NVIDIA's binding, initialised until the process ends. Raises NoNvml."""
+    try:
+        import pynvml
+    except ImportError as error:
+        raise NoNvml("the package nvidia-ml-py is missing: pip install nvidia-ml-py") from error
+    if not hasattr(pynvml, "_nvmlGetFunctionPointer"):
+        raise NoNvml("an old package named pynvml hides NVIDIA's: pip uninstall pynvml && "
+                     "pip install --force-reinstall nvidia-ml-py")
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError, OSError) as error:
+        raise NoNvml(f"no NVIDIA driver answers: {error}") from error
+    return pynvml
+
+
+@contextlib.contextmanager
+def session() -> Iterator[Any]:
+    """NVIDIA's binding within the block. Raises NoNvml."""
+    nvml = start_nvml()
+    try:
+        yield nvml
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def visible_gpus() -> Gpus:
+    """All GPUs, limited to CUDA_VISIBLE_DEVICES when it is set. Never raises: `why_none` says what failed."""
+    try:
+        with session() as nvml:
+            try:
+                driver = str(nvml.nvmlSystemGetDriverVersion())
+                handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+                found = [Gpu(str(nvml.nvmlDeviceGetUUID(handle)), str(nvml.nvmlDeviceGetName(handle)),
+                             nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30) for handle in handles]
+            except nvml.NVMLError as error:
+                return Gpus((), None, f"NVML does not answer ({error})")
+    except NoNvml as error:
+        return Gpus((), None, f"no NVIDIA GPU is visible here ({error})")
+    kept = chosen(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return Gpus(tuple(kept), driver, "" if kept else "CUDA_VISIBLE_DEVICES leaves no GPU")
+
+
+def chosen(found: list[Gpu], variable: str | None) -> list[Gpu]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; entries are indexes or UUID prefixes."""
+    if variable is None:
+        return found
+    kept: list[Gpu] = []
+    for entry in (e.strip() for e in variable.split(",")):
+        match = ([found[int(entry)]] if entry.isdecimal() and int(entry) < len(found) else
+                 [g for g in found if entry and g.uuid.startswith(entry)])
+        if not match:
+            break  # CUDA ignores everything after the first invalid entry
+        kept += match[:1]
+    return kept
+
+
+def gpu_users(gpus: Gpus) -> list[str]:
+    """Processes that compute on these GPUs or hold their memory, one sentence a GPU; [] when all are free."""
+    used_mib = gpu_memory_used_mib([gpu.uuid for gpu in gpus.gpus])
+    if not used_mib:
+        return []
+    found: list[str] = []
+    with session() as nvml:
+        for gpu in gpus.gpus:
+            pids: list[int] = []
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                pids = sorted({int(p.pid) for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
+            used = used_mib.get(gpu.uuid, 0.0)
+            if pids:
+                found.append(f"{gpu.hashed} is in use by {', '.join(map(process_text, pids))}")
+            elif used > IDLE_SHARE * gpu.memory_gib * 1024:
+                found.append(f"{gpu.hashed} has {used:.0f} MiB in use by processes that cannot be seen from here")
+    return found
+
+
+def gpu_memory_used_mib(uuids: Sequence[str]) -> dict[str, float]:
+    """Memory in use per GPU in MiB, by UUID; a GPU that cannot be read is left out."""
+    used: dict[str, float] = {}
+    if uuids:
+        with contextlib.suppress(NoNvml), session() as nvml:
+            for uuid in uuids:
+                with contextlib.suppress(nvml.NVMLError):
+                    used[uuid] = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).used / 2**20
+    return used
+
+
+def process_text(pid: int) -> str:
+    """A process for people: pid, owner and the start of its command line, as far as they are readable."""
+    import psutil
+
+    from autotune.utils.redact import Redactor
+
+    try:
+        process = psutil.Process(pid)
+        line = " ".join(Redactor().argv(process.cmdline()))[:80] or process.name()
+        return f"pid {pid} ({line}, user {process.username()})"
+    except (psutil.Error, KeyError):
+        return f"pid {pid}"
+
+
+def topology(gpus: Sequence[Gpu]) -> Topology:
+    """How the GPUs lie to each other and to the CPUs. What NVML cannot say counts as far, or as all CPUs.
+
+    Raises NoNvml, or NVMLError for a GPU that is gone.
+    """
+    with session() as nvml:
+        handles = [nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
+        usable = os.sched_getaffinity(0)
+        return Topology(tuple(int(nvml.nvmlDeviceGetIndex(handle)) for handle in handles),
+                        tuple(_cpus_beside(nvml, handle, usable) for handle in handles),
+                        tuple(tuple(_distance(nvml, a, b) for b in handles) for a in handles))
+
+
+def _distance(nvml: Any, a: Any, b: Any) -> float:
+    """0 for the same GPU; else NVML's level of the common ancestor, plus NO_NVLINK without NVLink."""
+    if a is b:
+        return 0.0
+    linked, level = False, int(nvml.NVML_TOPOLOGY_SYSTEM)
+    with contextlib.suppress(nvml.NVMLError):
+        status = nvml.nvmlDeviceGetP2PStatus(a, b, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        linked = status == nvml.NVML_P2P_STATUS_OK
+    with contextlib.suppress(nvml.NVMLError):
+        level = int(nvml.nvmlDeviceGetTopologyCommonAncestor(a, b))
+    return level + (0.0 if linked else NO_NVLINK)
+
+
+def _cpus_beside(nvml: Any, handle: Any, usable: Collection[int]) -> frozenset[int]:
+    """The usable logical CPUs beside a GPU; all of them where NVML does not know."""
+    with contextlib.suppress(nvml.NVMLError):
+        masks = list(nvml.nvmlDeviceGetCpuAffinity(handle, max(usable) // 64 + 1))
+        return frozenset(cpu for cpu in usable if masks[cpu // 64] >> (cpu % 64) & 1) or frozenset(usable)
+    return frozenset(usable)

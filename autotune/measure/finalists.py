@@ -1,0 +1,202 @@
+"""Sequential test of the finalists against the baseline, in interleaved blocks.
+
+    confirmation = Confirmation("baseline", ["12", "7"], settings)
+    while (key := confirmation.next()) is not None:
+        confirmation.add(key, objective_of_a_new_launch(key))        # None: crashed, invalid or over a limit
+    decision = confirmation.decision()
+
+A round measures the baseline and every remaining finalist once, alternately forwards and backwards (A B B A ...), so
+that a drift of the machine cancels. Pure logic; `tuning/confirm.py` launches and measures. `replay` resumes a test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from autotune.measure.statistics import student_t
+from autotune.records import UsageError
+
+BASELINE_FAILURES = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfirmSettings:
+    """`alpha` bounds the chance of reporting any winner when no finalist is better than the baseline. Decisions are
+    taken after `min_rounds`..`max_rounds` rounds. Finalists that cannot gain `worth` (a share) any more are dropped."""
+
+    alpha: float
+    min_rounds: int
+    max_rounds: int
+    worth: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < 0.5 or not 2 <= self.min_rounds <= self.max_rounds or self.worth < 0:
+            raise UsageError("confirm: needs 0 < alpha < 0.5, 2 <= min_rounds <= max_rounds and worth >= 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """A finalist's gain over the baseline, as a share: estimate and interval. `verdict` is `better`, `open`,
+    `not_better` (its interval ends below what is worth it, or a rival's begins above it) or `failed`."""
+
+    gain: float | None
+    low: float | None
+    high: float | None
+    rounds: int
+    verdict: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """`state` is `running`, `confirmed`, `no_improvement` or `failed` (the baseline could not be measured)."""
+
+    state: str
+    winner: str | None
+    gains: Mapping[str, Gain]
+    rounds: int
+    reason: str
+
+
+class Confirmation:
+    """A sequential test: the next block, and the decision so far.
+
+    The test: logarithms of the values, additive in configuration and round; the difference of two means then has
+    variance 2 s^2 / n with the residual variance s^2 of that two-way layout (Scheffe 1959, chapter 4). A
+    finalist is better when its difference exceeds Student's t at the level alpha / (finalists x looks): Bonferroni over
+    both, so that neither choosing among finalists nor looking after every round raises the error above alpha.
+    """
+
+    def __init__(self, baseline: str, finalists: Sequence[str], settings: ConfirmSettings) -> None:
+        if baseline in finalists or len(set(finalists)) != len(finalists):
+            raise UsageError("confirm: the baseline and each finalist must be named once")
+        self.baseline, self.finalists, self.settings = baseline, tuple(finalists), settings
+        self._logs: dict[str, list[float]] = {key: [] for key in (baseline, *finalists)}
+        self._out: dict[str, str] = {}  # dropped finalists and their verdicts
+        self._frozen: dict[str, Gain] = {}
+        self._baseline_failures = 0
+        self._winner: str | None = None
+        self._ended = "" if finalists else "there is no finalist"
+        self._queue: list[str] = []
+        self._round = 0
+        self._refill()
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        return tuple(key for key in self.finalists if key not in self._out)
+
+    @property
+    def rounds(self) -> int:
+        """Complete rounds so far."""
+        return min((len(self._logs[key]) for key in (self.baseline, *self.live)), default=0)
+
+    def next(self) -> str | None:
+        """The configuration to measure next; None when the decision is taken."""
+        return None if self._ended else self._queue[0]
+
+    def add(self, key: str, value: float | None) -> None:
+        """The objective of one more block of `key`, which must be the one that `next` named; None when it failed."""
+        if key != self.next():
+            raise UsageError(f"confirm: the next block is {self.next()}, not {key}")
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UsageError(f"confirm: {value} is not a positive objective")
+        if value is not None:
+            self._queue.pop(0)
+            self._logs[key].append(math.log(value))
+            self._baseline_failures = 0 if key == self.baseline else self._baseline_failures
+        elif key == self.baseline:
+            self._baseline_failures += 1  # stays next
+            if self._baseline_failures >= BASELINE_FAILURES:
+                self._ended = f"the baseline failed {self._baseline_failures} times in a row"
+            return
+        else:
+            self._queue.pop(0)
+            self._drop(key, "failed")
+        if not self.live:
+            self._ended = "no finalist is left"
+        elif not self._queue:
+            self._look()
+            self._refill()
+
+    def replay(self, blocks: Iterable[tuple[str, float | None]]) -> None:
+        """Add what was measured before an interruption."""
+        for key, value in blocks:
+            self.add(key, value)
+
+    def decision(self) -> Decision:
+        """What is known now; final once `next` is None."""
+        gains = {key: self._frozen.get(key) or self._gain(key) for key in self.finalists}
+        if not self._ended:
+            state = "running"
+        elif self._winner is not None:
+            state = "confirmed"
+        else:
+            state = "failed" if self._baseline_failures >= BASELINE_FAILURES else "no_improvement"
+        return Decision(state, self._winner, gains, self.rounds, self._ended or "not decided yet")
+
+    def _refill(self) -> None:
+        if not self._ended:
+            order = [self.baseline, *self.live]
+            self._queue = order if self._round % 2 == 0 else order[::-1]
+            self._round += 1
+
+    def _look(self) -> None:
+        """Decide what can be decided after a complete round."""
+        if self.rounds < self.settings.min_rounds:
+            return
+        gains = {key: self._gain(key) for key in self.live}
+        leader = max(gains, key=lambda key: self._mean(key))
+        if gains[leader].verdict == "better":
+            self._win(leader, gains[leader])
+            return
+        for key, gain in gains.items():
+            beaten = key != leader and self._difference(leader, key)[1] > 0
+            if beaten or (gain.high is not None and gain.high < self.settings.worth):
+                self._drop(key, "not_better")
+        if not self.live:
+            self._ended = f"no finalist can gain {100 * self.settings.worth:g} %"
+        elif self.rounds >= self.settings.max_rounds:
+            better = [key for key in self.live if gains[key].verdict == "better"]
+            if better:
+                best = max(better, key=self._mean)
+                self._win(best, gains[best])
+            else:
+                self._ended = f"no gain is certain after {self.rounds} rounds"
+
+    def _win(self, key: str, gain: Gain) -> None:
+        assert gain.gain is not None and gain.low is not None
+        self._winner = key
+        self._ended = f"a gain of at least {100 * gain.low:.2g} % is certain after {self.rounds} rounds"
+
+    def _drop(self, key: str, verdict: str) -> None:
+        self._frozen[key] = dataclasses.replace(self._gain(key), verdict=verdict)
+        self._out[key] = verdict
+
+    def _mean(self, key: str) -> float:
+        logs = self._logs[key][:self.rounds]
+        return sum(logs) / len(logs)
+
+    def _gain(self, key: str) -> Gain:
+        n = min(len(self._logs[key]), len(self._logs[self.baseline]))
+        if n < 2 or self.rounds < 2:
+            pairs = list(zip(self._logs[key], self._logs[self.baseline], strict=False))
+            mean = sum(f - b for f, b in pairs) / n if n else None
+            return Gain(None if mean is None else math.expm1(mean), None, None, n, "open")
+        mean, low, high = self._difference(key, self.baseline)
+        verdict = "better" if low > 0 and self.rounds >= self.settings.min_rounds else "open"
+        return Gain(math.expm1(mean), math.expm1(low), math.expm1(high), self.rounds, verdict)
+
+    def _difference(self, key: str, other: str) -> tuple[float, float, float]:
+        """Mean difference of logarithms and its interval, at the level of one look at one finalist."""
+        n, keys = self.rounds, (self.baseline, *self.live)
+        table = [self._logs[k][:n] for k in keys]
+        grand = sum(map(sum, table)) / (n * len(keys))
+        rounds = [sum(row[r] for row in table) / len(keys) for r in range(n)]
+        square = sum((row[r] - sum(row) / n - rounds[r] + grand) ** 2 for row in table for r in range(n))
+        freedom = (n - 1) * (len(keys) - 1)
+        looks = self.settings.max_rounds - self.settings.min_rounds + 1
+        t = student_t(1 - self.settings.alpha / (looks * len(self.finalists)), freedom)
+        mean = self._mean(key) - self._mean(other)
+        half = t * math.sqrt(2 * square / freedom / n)
+        return mean, mean - half, mean + half

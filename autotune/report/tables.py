@@ -1,0 +1,335 @@
+"""Tables and key figures of a study as plain data: text only, never markup. Templates and the terminal lay them out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from autotune.records import config_key
+from autotune.report import verdict
+from autotune.report.charts import px
+from autotune.report.crashes import CrashGroup, Fate, fates
+from autotune.report.levers import Lever
+from autotune.report.measured import (
+    Tested,
+    changed,
+    changes_text,
+    choice_text,
+    config_text,
+    region_text,
+    standing,
+    value_text,
+)
+from autotune.report.story import Story
+from autotune.utils.text import count, number, one_line, percent
+
+Picture = Mapping[str, Any]  # a bar or a swatch: `kind` and coordinates, for templates/charts.jinja
+BAR_WIDTH = 200
+REACHES = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)  # half-widths of the scale of levers, as shares
+ACCEPTANCE = "accept_length"
+MOST_SERVERS = 20  # servers in the table of acceptance lengths, best objective first
+MOST_GROUPS = 40  # crash signatures shown
+MATRIX = {"tokens_per_s": "tok/s", "per_request_tokens_per_s": "tok/s per request", "watts": "W",
+          "tokens_per_j": "tok/J", ACCEPTANCE: "acceptance length", "ttft_p50_ms": "TTFT p50 ms", "wall_s": "wall s",
+          "prompt_tokens": "prompt tokens"}
+MATRIX_MAIN = ("tokens_per_s", "per_request_tokens_per_s", "watts", "tokens_per_j")
+
+
+class Cell(NamedTuple):
+    """A table cell. `tone` is good, bad, strong, muted or empty; `picture` replaces the text on the page."""
+
+    text: str
+    tone: str = ""
+    picture: Picture | None = None
+
+
+class Column(NamedTuple):
+    """A column; narrow screens leave out an `optional` one."""
+
+    title: str
+    numeric: bool
+    optional: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+
+    @property
+    def css(self) -> str:
+        """Style classes by the number of columns."""
+        needed = [c for c in self.columns if not c.optional]
+        classes = {"stack": len(needed) > 3 and sum(not c.numeric for c in needed) > 2, "wide": len(self.columns) > 4,
+                   "dense": len(self.columns) > 8}
+        return " ".join(name for name, holds in classes.items() if holds)
+
+    def filled(self) -> Table:
+        """The table without columns that are empty in every row."""
+        return self.only(*(c.title for i, c in enumerate(self.columns) if any(row[i].text for row in self.rows)))
+
+    def only(self, *titles: str) -> Table:
+        """The table with these columns alone."""
+        kept = [i for i, column in enumerate(self.columns) if column.title in titles]
+        return Table(tuple(self.columns[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in self.rows),
+                     self.caption)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], caption: str = "") -> Table:
+    """A table. A leading ">" marks a column of numbers, "?" before it an optional one."""
+    titles = tuple(Column(c.lstrip("?>"), c.lstrip("?").startswith(">"), c.startswith("?")) for c in columns)
+    return Table(titles, tuple(tuple(Cell(c) if isinstance(c, str) else c for c in row) for row in rows), caption)
+
+
+def nearest(story: Story) -> Table:
+    """The best configurations of a study without a feasible one, with the limits that they break."""
+    return table(("Trial", "Configuration", f">{story.unit}", "Breaks"), (
+        (str(t.trial), config_text(t.config), number(t.value),
+         ", ".join(f"{n} by {percent(t.ratios[n] - 1)}" for n in t.violated)) for t in story.measured[:5]))
+
+
+def changes(story: Story, base: Tested, winner: Tested) -> Table:
+    return table(("Choice", "Baseline", "Winner" if story.confirmed else "Best"), (
+        (name, value_text(a), Cell(value_text(b), "strong"))
+        for name, (a, b) in changed(base.config, winner.config).items()),
+        "What changes; every other choice is the baseline's")
+
+
+def figures(story: Story, winner: Tested) -> Table:
+    """Figures of the baseline and the winner with the limits."""
+    rows = verdict.figure_rows(story)
+    if story.baseline is winner:
+        return table(("Figure", ">Baseline", "?Limit"), ((r[0], r[1], r[4]) for r in rows), "The baseline's figures")
+    head = verdict.label(story, winner)
+    return table(("Figure", ">Baseline", f">{head}", ">Change", "?Limit"), rows, "Figures")
+
+
+def finalists(story: Story) -> Table:
+    """The best feasible configurations with the confirmation's results."""
+    acceptance = any(ACCEPTANCE in entry.figures for entry in story.finalists)
+    rows = []
+    for entry in story.finalists:
+        result = story.confirmed_gain(entry)
+        status = "winner" if entry is story.winner and story.confirmed else \
+            str(result.get("verdict", "")).replace("_", " ")
+        low, high = (list(result.get("interval") or []) + [None, None])[:2]
+        error = "" if entry.relative_error is None else f" ± {percent(entry.relative_error)}"
+        rows.append((str(entry.trial),
+                     changes_text(story.space.baseline, entry.config) or "nothing: it is the baseline",
+                     f"{number(entry.value)}{error}", *([number(entry.figures.get(ACCEPTANCE))] if acceptance else []),
+                     percent(result.get("gain"), signed=True) if result else "", verdict.interval_text(low, high),
+                     status))
+    return table(("Trial", "Differs from the baseline in", f">{story.unit}",
+                  *([">Acceptance length"] if acceptance else []), ">Confirmed gain", "Interval", "Standing"), rows)
+
+
+def load(story: Story) -> Table | None:
+    """Baseline and winner under each load, from matrix.json or else from the trials; None for fewer than two loads."""
+    return _matrix(story) if story.matrix else _load_of_trials(story)
+
+
+def _matrix(story: Story) -> Table:
+    """A row for each load: figures of every configuration, and the change from the first one."""
+    names = sorted(dict.fromkeys(str(row.get("config")) for row in story.matrix), key=lambda n: n != "baseline")
+    rows = {(str(r.get("config")), r.get("ctx"), r.get("concurrency")): r for r in story.matrix}
+    loads = sorted({(r.get("ctx") or 0, r.get("concurrency") or 0) for r in story.matrix})
+    main = [k for k in MATRIX_MAIN if any(k in r for r in story.matrix)]
+    key = next((k for k in ("tokens_per_j", "tokens_per_s") if k in main), None) if len(names) > 1 else None
+    lines: list[list[str | Cell]] = []
+    for ctx, level in loads:
+        found = [rows.get((name, ctx, level), {}) for name in names]
+        lines.append([_plain(ctx), _plain(level), *(_matrix_cell(row, k) for row in found for k in main)])
+        if key:
+            lines[-1].append(_change(found[0].get(key), found[-1].get(key)))
+    return table([">Context", ">Concurrency", *(f">{one_line(name)} {MATRIX[k]}" for name in names for k in main),
+                  *([f">Change in {MATRIX[key]}"] if key else [])], lines)
+
+
+def matrix_details(story: Story) -> Table | None:
+    """The other figures of matrix.json; None without any."""
+    rest = [k for k in MATRIX if k not in MATRIX_MAIN and any(k in r for r in story.matrix)]
+    if not rest:
+        return None
+    return table(("Configuration", ">Context", ">Concurrency", *(f">{MATRIX[k]}" for k in rest), "Remark"), (
+        (one_line(r.get("config")), _plain(r.get("ctx")), _plain(r.get("concurrency")),
+         *(_matrix_cell(r, k) for k in rest), one_line(r.get("remark") or "")) for r in story.matrix))
+
+
+def _matrix_cell(row: Mapping[str, Any], key: str) -> Cell:
+    if key in row:
+        return Cell(_plain(row[key]))
+    return Cell("crash", "bad") if row.get("crash_signature") else Cell("-", "muted")
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "" if value is None else str(value).lower()
+    if isinstance(value, int):
+        return f"{value:,}"
+    return number(value) if isinstance(value, float) else one_line(value)
+
+
+def _change(before: Any, now: Any) -> Cell:
+    if not isinstance(before, int | float) or not isinstance(now, int | float) or before <= 0:
+        return Cell("-", "muted")
+    share = now / before - 1
+    return Cell(percent(share, signed=True), "good" if share > 0 else "bad" if share < 0 else "")
+
+
+def _load_of_trials(story: Story) -> Table | None:
+    """The same from trials of the baseline's and the winner's server."""
+    if story.winner is None:
+        return None
+    split, unit = story.space.split, story.unit
+    servers = {name: config_key(split(config)[0]) for name, config in
+               (("Baseline", story.space.baseline), ("Winner", story.winner.config))}
+    if servers["Baseline"] == servers["Winner"]:
+        del servers["Winner"]
+    found: dict[str, dict[str, Tested]] = {}
+    for entry in story.measured:
+        server, load = split(entry.config)
+        for name, key in servers.items():
+            if load and config_key(server) == key:
+                found.setdefault(config_key(load), {})[name] = entry
+    if len(found) < 2:
+        return None
+
+    def load_of(entries: Mapping[str, Tested]) -> dict[str, Any]:
+        return dict(split(next(iter(entries.values())).config)[1])
+
+    def position(name: str, value: Any) -> int:
+        choices = [repr(c) for c in story.space.param(name).choices]
+        return choices.index(repr(value)) if repr(value) in choices else len(choices)
+
+    rows: list[list[str | Cell]] = []
+    for entries in sorted(found.values(), key=lambda e: [position(n, v) for n, v in load_of(e).items()]):
+        rows.append([config_text(load_of(entries))])
+        for entry_ in map(entries.get, servers):
+            rows[-1].append(number(entry_.value) if entry_ else Cell("-", "muted"))
+            if unit != "tok/s":
+                rows[-1].append(number(entry_.figures.get("tokens_per_s")) if entry_ else Cell("-", "muted"))
+        if len(servers) > 1:
+            rows[-1].append(_change(*(entries[n].value if n in entries else None for n in servers)))
+    units = [unit, "tok/s"] if unit != "tok/s" else [unit]
+    change = [">Change"] if len(servers) > 1 else []
+    return table(["Load", *(f">{name} {u}" for name in servers for u in units), *change], rows)
+
+
+def acceptance(story: Story) -> tuple[Table, int] | None:
+    """(acceptance lengths by server and load, number of servers); None when none was measured."""
+    split = story.space.split
+    servers: dict[str, list[Tested]] = {}
+    for entry in story.measured:
+        if ACCEPTANCE in entry.figures:
+            servers.setdefault(config_key(split(entry.config)[0]), []).append(entry)
+    if not servers:
+        return None
+    server = split(story.space.baseline)[0]
+    base = {config_key(split(e.config)[1]): e for e in story.measured
+            if config_key(split(e.config)[0]) == config_key(server)}
+    rows: list[tuple[str, ...]] = []
+    for group in list(servers.values())[:MOST_SERVERS]:
+        for entry in sorted(group, key=lambda e: e.figures[ACCEPTANCE], reverse=True):
+            own, load = split(entry.config)
+            other = base.get(config_key(load))
+            comparable = other is not None and other is not entry and other.value > 0
+            rows.append((str(entry.trial), changes_text(server, own) or "the baseline's",
+                         config_text(load) if load else "-", f"{entry.figures[ACCEPTANCE]:.2f}",
+                         number(entry.figures.get("tokens_per_s")), number(entry.value),
+                         percent(entry.value / other.value - 1, signed=True) if other and comparable else "-"))
+    columns: tuple[str, ...] = ("Trial", "Server", "Load", ">Tokens per verify step", ">tok/s", f">{story.unit}",
+                                ">Against the baseline's server")
+    if story.unit == "tok/s":
+        columns, rows = columns[:4] + columns[5:], [row[:4] + row[5:] for row in rows]
+    return table(columns, rows), len(servers)
+
+
+def levers(found: Sequence[Lever], title: str) -> Table:
+    widest = max(abs(lever.factor - 1) for lever in found)
+    reach = next((r for r in REACHES if r >= widest), widest)
+    scale = f"-{percent(reach)} to +{percent(reach)}".replace(" %", "%")
+    return table(("Choice", "?Instead of", ">Change", scale, "?95 % interval", "?>Pairs"), (
+        (x.name, x.instead, Cell(percent(x.factor - 1, signed=True), tone_of(x)), Cell("", picture=_interval(x, reach)),
+         verdict.range_words(x.low, x.high), str(x.pairs)) for x in found), title)
+
+
+def tone_of(lever: Lever) -> str:
+    return {1: "good", -1: "bad", 0: ""}[lever.sign]
+
+
+def _interval(lever: Lever, reach: float) -> Picture:
+    """A lever's change on a scale from -reach to +reach (shares), zero in the middle."""
+    def at(factor: float) -> str:
+        return px(4 + (max(-reach, min(reach, factor - 1)) + reach) / (2 * reach or 1.0) * (BAR_WIDTH - 8))
+
+    ends = None if lever.low is None or lever.high is None else (at(lever.low), at(lever.high))
+    return {"kind": "interval", "css": {1: "up", -1: "down", 0: "flat"}[lever.sign], "zero": at(1),
+            "middle": at(lever.factor), "ends": ends}
+
+
+def crashes(story: Story) -> tuple[Table, Table]:
+    """(crashes by signature, outcomes of the launches with each choice)."""
+    names, outcomes = fates(story.space, story.records, story.crashes)
+
+    def signature(group: CrashGroup) -> Cell:
+        position = names.index(group.signature if group.signature in names else "other")
+        return Cell(one_line(group.signature), picture={"kind": "swatch", "css": f"sig{position % 9}"})
+
+    groups = table(("Signature", ">Launches", "Stage", "Blame", "Category", "What happened", "Always with"), (
+        (signature(g), str(g.launches), str(g.crash.stage), Cell(str(g.crash.blame), "strong"),
+         one_line(g.crash.category), one_line(g.crash.explanation or g.crash.excerpt.strip()[-160:]), ", ".join(
+             f"{choice_text(s.param, s.value)} ({s.crashed} of {s.launches})" for s in g.suspects))
+        for g in story.crashes[:MOST_GROUPS]))
+    rows = []
+    for fate in outcomes:
+        crashed = sorted(fate.crashed.items(), key=lambda item: names.index(item[0]))
+        rows.append((choice_text(fate.param, fate.value), str(fate.launches), str(fate.served),
+                     Cell("", picture=_shares(fate, [(f"sig{names.index(s) % 9}", s, n) for s, n in crashed])),
+                     ", ".join(f"{s}: {n}" for s, n in crashed)))
+    return groups, table(("Choice", "?>Launches", ">Served", "Share", "?Crashes by signature"), rows,
+                         "How launches with each choice ended (green: served)")
+
+
+def _shares(fate: Fate, crashed: Sequence[tuple[str, str, int]]) -> Picture:
+    """Outcomes of launches as shares of a bar. `crashed`: (style class, signature, launches)."""
+    parts, at = [], 0.0
+    for css, key, n in [("served", "served", fate.served), *crashed]:
+        width = BAR_WIDTH * n / fate.launches
+        if n:
+            parts.append({"css": css, "x": px(at), "width": px(width),
+                          "title": f"{key}: {n} ({percent(n / fate.launches)})"})
+        at += width
+    return {"kind": "shares", "parts": parts}
+
+
+def pivots(story: Story) -> Table:
+    rows = []
+    for pivot in story.pivots:
+        closing = pivot.get("action") == "close"
+        rows.append((count(int(pivot.get("after_launches") or 0), "launch", "launches"),
+                     Cell("given up" if closing else "opened again", "bad" if closing else "good"),
+                     Cell(region_text(pivot.get("region") or {}), "strong"), one_line(pivot.get("reason") or ""),
+                     verdict.pivot_words(pivot), one_line(pivot.get("reopens_when") or "")))
+    return table(("After", "Decision", "Region", "Reason", "Evidence", "Opens again when"), rows,
+                 "Pivots: regions given up, and why")
+
+
+def untried(story: Story) -> Table:
+    words = {"forbidden": "forbidden", "closed": "given up", "crashed": "only crashed",
+             "shadowed": "not told apart", "unreached": "not reached"}
+    return table(("Choices", "Standing", "Why"), (
+        (region_text({u.param: u.values}), Cell(words[u.kind], "muted"), one_line(u.why)) for u in story.untried))
+
+
+def trials(story: Story) -> Table:
+    rows: list[tuple[str | Cell, ...]] = []
+    for r in story.records:
+        shown = [number(x) if x else "" for x in map(r.figures.get, ("tokens_per_s", "watts"))]
+        rows.append((str(r.number), "" if r.launch_id is None else str(r.launch_id),
+                     changes_text(story.space.baseline, r.config, absent="-") or "baseline",
+                     number(r.value) if r.value is not None else "", *shown,
+                     Cell(standing(r), "bad" if r.crashed else "good" if r.feasible else "muted")))
+    return table((">Trial", "?>Launch", "Differs from the baseline in", f">{story.unit}", "?>tok/s", "?>W", "Standing"),
+                 rows)

@@ -1,0 +1,108 @@
+"""Prompts: the same for every configuration, of the wanted length."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from autotune.loadgen.requests import PromptSet, builtin_text, read_prompts
+from autotune.loadgen.spec import PromptSpec
+from autotune.records import UsageError
+from tests.loadgen.harness import BUILTIN
+
+
+def jsonl(tmp_path: pathlib.Path, *rows: object) -> PromptSpec:
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows))
+    return dataclasses.replace(BUILTIN, kind="jsonl", path=path)
+
+
+def test_built_in_text_has_the_wanted_length_and_depends_on_seed_and_number_only() -> None:
+    one, two = PromptSet(BUILTIN, 200, 4.0), PromptSet(BUILTIN, 200, 4.0)
+    assert [one.prompt(i) for i in range(5)] == [two.prompt(i) for i in (0, 1, 2, 3, 4)]
+    assert {len(str(one.prompt(i))) for i in range(20)} == {800} and len({str(one.prompt(i)) for i in range(20)}) == 20
+    assert PromptSet(dataclasses.replace(BUILTIN, seed=2), 200, 4.0).prompt(0) != one.prompt(0)
+    assert len(builtin_text()) > 1_000_000 and one.needs_calibration
+
+
+def test_thousands_of_prompts_of_built_in_text_are_all_different() -> None:
+    """A prompt that came before would be answered from the server's prefix cache."""
+    prompts = PromptSet(BUILTIN, 60, 4.0)
+    assert len({str(prompts.prompt(i))[:160] for i in range(5000)}) > 4950
+
+
+def test_prompts_longer_than_all_text_go_round(tmp_path: pathlib.Path) -> None:
+    prompts = PromptSet(jsonl(tmp_path, {"text": "abc"}, {"prompt": "def"}), 100, 2.0)
+    assert len(str(prompts.prompt(3))) == 200 and len({str(prompts.prompt(i)) for i in range(30)}) > 4
+
+
+def test_a_share_of_the_prompt_can_be_common_to_all() -> None:
+    prompts = PromptSet(dataclasses.replace(BUILTIN, shared_prefix=0.75), 100, 4.0)
+    texts = [str(prompts.prompt(i)) for i in range(8)]
+    assert len({t[:300] for t in texts}) == 1 and len({t[300:] for t in texts}) == 8
+    ids = PromptSet(dataclasses.replace(BUILTIN, kind="tokens", shared_prefix=0.5, token_high=500), 64)
+    lists = [ids.prompt(i) for i in range(4)]
+    assert all(len(p) == 64 for p in lists) and all(p[:32] == lists[0][:32] for p in lists)
+    assert lists[0][32:] != lists[1][32:] and not ids.needs_calibration
+
+
+def test_a_file_gives_each_prompt_once_before_any_again(tmp_path: pathlib.Path) -> None:
+    chat = [{"role": "user", "content": "hi"}]
+    spec = jsonl(tmp_path, {"prompt": "a"}, {"text": "b"}, "", {"messages": chat}, {"prompt": [1, 2, 3]})
+    prompts = PromptSet(spec, None)
+    first = [json.dumps(prompts.prompt(i)) for i in range(4)]
+    assert sorted(first) == sorted(map(json.dumps, ["a", "b", chat, [1, 2, 3]])) and not prompts.needs_calibration
+    assert sorted(json.dumps(prompts.prompt(i)) for i in range(4, 8)) == sorted(first)
+
+
+@pytest.mark.parametrize(("line", "text"), [
+    ("{", "p.jsonl:1: not JSON"), ('{"other": 1}', "p.jsonl:1: needs prompt"), ("[1]", "p.jsonl:1: needs prompt"),
+    ('{"prompt": [true]}', "needs prompt"), ('{"messages": [{"role": "user"}]}', "needs prompt"), ("", "no prompts")])
+def test_a_bad_file_is_one_clear_line(tmp_path: pathlib.Path, line: str, text: str) -> None:
+    spec = jsonl(tmp_path, line)
+    assert spec.path is not None
+    with pytest.raises(UsageError, match=text):
+        read_prompts(spec.path)
+
+
+def test_a_missing_file_and_bad_settings_are_one_clear_line(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        read_prompts(tmp_path / "none.jsonl")
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"kind": "poems"}, "not one of"), ({"kind": "jsonl"}, "belong together"),
+        ({"shared_prefix": 1.0}, "shared_prefix"), ({"kind": "tokens", "token_high": 0}, "token ids")]
+    for changes, text in bad:
+        with pytest.raises(UsageError, match=text):
+            dataclasses.replace(BUILTIN, **changes)
+
+
+def test_token_ids_in_a_file_cannot_be_cut_to_a_length(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match="fixed length"):
+        PromptSet(jsonl(tmp_path, {"prompt": [1, 2]}), 60)
+
+
+def test_odd_ends_of_lines_within_a_text_are_part_of_it(tmp_path: pathlib.Path) -> None:
+    odd = "a\u2028b\u0085c\x0bd\x1ce"
+    path = tmp_path / "p.jsonl"
+    text = f"{json.dumps({'prompt': odd}, ensure_ascii=False)}\r\n{json.dumps({'prompt': 'two'})}\r\n"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())  # with a mark of byte order, as some editors begin files
+    assert read_prompts(path) == [odd, "two"]
+
+
+@pytest.mark.parametrize("row", [
+    '{"prompt": "a \\ud800 b"}', '{"messages": [{"role": "user", "content": "\\udfff"}]}',
+    '{"messages": [{"role": "user", "content": "x", "\\ud801": 1}]}',
+    '{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    '{"messages": [{"role": "user", "content": ' + "[" * 40 + "]" * 40 + "}]}",
+    '{"messages": [{"role": "user", "content": "x", "n": 1' + "0" * 30 + "}]}",
+    '{"prompt": [1, -1]}', '{"prompt": [2147483648]}'])
+def test_what_could_not_be_sent_is_one_line_that_names_where(row: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(f'{{"prompt": "fine"}}\n{row}\n')
+    with pytest.raises(UsageError, match="p.jsonl:2: ") as error:
+        read_prompts(path)
+    assert "\n" not in str(error.value) and str(error.value).encode()

@@ -1,0 +1,132 @@
+"""The agreement gate: wrong output is caught, batching noise is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from autotune.measure.correctness import (
+    AgreementSettings,
+    Gate,
+    Output,
+    collect,
+    common_share,
+    compare,
+    poisson_tail,
+    repeats,
+)
+from autotune.records import UsageError
+from autotune.utils.http import BadAnswer
+from autotune.utils.redact import HIDDEN, Redactor
+from tests.fakes.stub import Stub
+from tests.loadgen.harness import BUILTIN, target_of
+
+SETTINGS = AgreementSettings(prompts=24, output_tokens=64, context_tokens=40, floor=0.002, ratio=2.0, alpha=0.001,
+                             timeout_s=20.0)
+
+
+def outputs(folder: pathlib.Path, *arguments: str, api: str = "openai", runs: int = 1) -> list[list[Output]]:
+    folder.mkdir(exist_ok=True)
+    (folder / "stub.port").unlink(missing_ok=True)
+    with Stub(folder, *arguments) as stub:
+        return [collect(target_of(stub, api), SETTINGS, BUILTIN, concurrency) for concurrency in (1, 4, 8)[:runs]]
+
+
+def test_the_same_server_agrees_with_itself_through_both_interfaces(tmp_path: pathlib.Path) -> None:
+    for api in ("openai", "sglang"):
+        runs = outputs(tmp_path, api=api, runs=3)
+        verdict = compare(runs[0], runs[1:], SETTINGS)
+        assert verdict.agreement == 1.0 and verdict.divergences == 0 and not verdict.wrong
+        assert runs[0][0].tokens == 64
+
+
+def test_batching_noise_is_not_wrong_and_corruption_is(tmp_path: pathlib.Path) -> None:
+    noise = ("--noise", "0.005")
+    baselines = outputs(tmp_path / "b", *noise, runs=3)
+    for i in range(3):
+        noisy = compare(outputs(tmp_path / f"n{i}", *noise)[0], baselines, SETTINGS)
+        assert noisy.divergences > 0 and not noisy.wrong and noisy.noise_per_token
+    corrupt = compare(outputs(tmp_path / "c", *noise, "--corrupt", "12")[0], baselines, SETTINGS)
+    assert corrupt.reasons == ("diverges",) and corrupt.chance is not None and corrupt.chance < 0.001
+    assert corrupt.agreement is not None and corrupt.agreement < 0.3
+
+
+def test_rare_corruption_of_a_quiet_server_is_caught(tmp_path: pathlib.Path) -> None:
+    baselines = outputs(tmp_path / "b", runs=2)
+    assert compare(outputs(tmp_path / "c", "--corrupt", "60")[0], baselines, SETTINGS).wrong
+
+
+def test_loops_and_silence_are_caught_without_a_baseline_and_excused_when_it_has_them(tmp_path: pathlib.Path) -> None:
+    looping = outputs(tmp_path, "--loop")[0]
+    assert compare(looping, [], SETTINGS).reasons == ("repeats",)
+    assert not compare(looping, [looping, looping], SETTINGS).wrong
+    silent = [Output("  ", 64)] * 24
+    assert compare(silent, [], SETTINGS).reasons == ("empty",)
+    fine = outputs(tmp_path)[0]
+    assert not compare(fine, [], SETTINGS).wrong
+    assert compare(looping, [fine, fine], SETTINGS).reasons == ("diverges", "repeats")
+
+
+@pytest.mark.parametrize(("text", "loops"), [
+    ("ab" * 40, True), ("x" * 40, True), ("a sound start, then " + "no no no " * 12, True), ("x" * 20, False),
+    ("the quick brown fox jumps over the lazy dog and runs away from all of it", False), ("", False),
+    ("once " * 6 + "upon a time there was a tree that drafted tokens for its target, and they were verified", False)])
+def test_a_loop_is_half_of_the_text_repeated_at_least_four_times(text: str, loops: bool) -> None:
+    assert repeats(text) is loops
+
+
+def test_texts_agree_until_they_part() -> None:
+    assert common_share("abcd", "abcd") == 1.0 and common_share("abcd", "abxx") == 0.5
+    assert common_share("", "") == 1.0 and common_share("ab", "abcd") == 0.5 and common_share("", "a") == 0.0
+
+
+def test_the_tail_of_the_poisson_distribution_is_that_of_the_tables() -> None:
+    assert poisson_tail(3, 1.0) == pytest.approx(0.0803, abs=1e-4)
+    assert poisson_tail(0, 5.0) == 1.0 and poisson_tail(1, 0.0) == 0.0
+
+
+def test_a_server_that_refuses_is_told(tmp_path: pathlib.Path) -> None:
+    with Stub(tmp_path, "--fault", "http500:1") as stub, pytest.raises(BadAnswer, match="HTTP 500"):
+        collect(target_of(stub), dataclasses.replace(SETTINGS, prompts=1), BUILTIN, 1)
+
+
+def test_a_secret_that_a_server_echoes_is_neither_kept_nor_a_difference(tmp_path: pathlib.Path) -> None:
+    gate = Gate(tmp_path / "agreement.json", dataclasses.replace(SETTINGS, prompts=2), BUILTIN)
+    with Stub(tmp_path) as stub:
+        secret = collect(target_of(stub), gate.settings, BUILTIN, 1)[0].text[20:40]
+        for baseline in (True, False):
+            verdict, problem = gate.check(target_of(stub), baseline, Redactor([secret]).text)
+            assert verdict is not None and verdict.agreement == 1.0 and not problem
+    kept = gate.file.read_text()
+    assert HIDDEN in kept and secret not in kept
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    ({"prompts": 3}, "agreement.prompts=2"), ({"output_tokens": 8}, "agreement.output_tokens=64"),
+    ({"context_tokens": 10, "prompts": 1}, "agreement.prompts=2 agreement.context_tokens=40")])
+def test_outputs_that_were_asked_for_otherwise_are_refused_with_what_to_set_back(
+        change: dict[str, int], told: str, tmp_path: pathlib.Path) -> None:
+    settings = dataclasses.replace(SETTINGS, prompts=2)
+    gate = Gate(tmp_path / "agreement.json", settings, BUILTIN)
+    gate._keep([[Output("a", 64), Output("b", 64)]] * 2)
+    assert gate.references() == [[Output("a", 64), Output("b", 64)]] * 2
+    with pytest.raises(UsageError, match=f"were made with {told}: set that back"):
+        dataclasses.replace(gate, settings=dataclasses.replace(settings, **change)).references()
+    with pytest.raises(UsageError, match="were made with workload.seed=1: set that back"):
+        dataclasses.replace(gate, prompts=dataclasses.replace(BUILTIN, seed=2)).references()
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ('[[["a", 64]]]', "agreement.prompts=1"), ('[[["a", 64], ["b", 64]], [["a", 64]]]', "outputs of another number")])
+def test_outputs_of_an_earlier_form_that_do_not_fit_are_refused(text: str, told: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "agreement.json").write_text(text)
+    with pytest.raises(UsageError, match=f"were made with {told}: set that back"):
+        Gate(tmp_path / "agreement.json", dataclasses.replace(SETTINGS, prompts=2), BUILTIN).references()
+
+
+@pytest.mark.parametrize("text", ["", "{", "5", "[5]", "[[5]]", "[]", "{}", '{"asked": 5, "runs": []}', "[" * 100_000])
+def test_outputs_that_cannot_be_read_are_none(text: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "agreement.json").write_text(text)
+    assert Gate(tmp_path / "agreement.json", SETTINGS, BUILTIN).references() == []
