@@ -101,8 +101,9 @@ def make_settings(folder: pathlib.Path) -> Settings:
 
 def command(folder: pathlib.Path, choices: dict[str, list[Any]], *overrides: str, verb: str = "tune") -> dict[str, Any]:
     """Arguments of a process that runs a verb on the stand-in with these choices. The first is the baseline's."""
-    make_settings(folder)
     path = folder / "spaces" / "t.yaml"
+    if not path.exists():
+        make_settings(folder)
     space = yaml.safe_load(path.read_text())
     for name, values in choices.items():
         space["params"][name]["choices"] = values
