@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -23,8 +24,7 @@ from autotune.executors.base import LaunchCancelled
 from autotune.executors.local import LocalExecutor
 from autotune.executors.parallel import LaunchPool, ParallelExecutor, side_by_side
 from autotune.executors.topology import Layout, Unit, cores, listed, of_cores, pinned, split
-from autotune.records import Config, HostCannotRun, UsageError, Value
-from autotune.search.protocol import Launch, Stop
+from autotune.records import HostCannotRun, UsageError, Value
 from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
 from autotune.storage.trial import TrialRecord
@@ -64,22 +64,16 @@ def test_a_launch_gets_gpus_that_lie_together_and_leaves_others_together() -> No
         host.choose({0, 1}, 3)
 
 
-def test_topology_and_cores_come_from_nvml(library: pathlib.Path) -> None:
-    done = run_with(library, "\n".join(SHARED) + "\n", "-c", LOOK)
+@pytest.mark.parametrize("known", [True, False])
+def test_topology_and_cores_come_from_nvml_else_gpus_are_alike(library: pathlib.Path, known: bool) -> None:
+    lines = [line for line in SHARED if known or not re.search(r"\.(node|cpus|links) ", line)]
+    done = run_with(library, "\n".join(lines) + "\n", "-c", LOOK)
     assert done.returncode == 0, done.stderr
     apart, units = json.loads(done.stdout)
-    assert apart == [list(row) for row in layout().apart]
+    assert apart == [list(row) for row in layout().apart] if known else \
+        {d for i, row in enumerate(apart) for j, d in enumerate(row) if i != j} == {150.0}
     assert [index for index, _ in units] == list(range(8))
-    assert sorted(cpu for _, cpus in units[:4] for cpu in cpus) == [0, 1, 2, 3]
-    assert sorted(cpu for _, cpus in units for cpu in cpus) == list(range(8))
-
-
-def test_without_topology_gpus_are_all_alike_and_share_all_cores(library: pathlib.Path) -> None:
-    plain = [line for line in SHARED if ".node" not in line and ".cpus" not in line and ".links" not in line]
-    done = run_with(library, "\n".join(plain) + "\n", "-c", LOOK)
-    assert done.returncode == 0, done.stderr
-    apart, units = json.loads(done.stdout)
-    assert {d for i, row in enumerate(apart) for j, d in enumerate(row) if i != j} == {150.0}
+    assert not known or sorted(cpu for _, cpus in units[:4] for cpu in cpus) == [0, 1, 2, 3]
     assert sorted(cpu for _, cpus in units for cpu in cpus) == list(range(8))
 
 
@@ -156,7 +150,7 @@ def test_slots_are_as_many_as_the_smallest_configuration_fits(tmp_path: pathlib.
 
 
 @pytest.mark.parametrize(("override", "says"), [
-    ("parallel.slots=0", "parallel.slots is a number"), ("parallel.slots=many", "parallel.slots is a number"),
+    ("parallel.slots=0", "parallel.slots must be auto or a number"), ("parallel.slots=many", "parallel.slots must be auto or a number"),
     ("executor=ray", "with executor=ray, Ray places them")])
 def test_slots_that_are_none_are_one_line(tmp_path: pathlib.Path, override: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
@@ -239,33 +233,7 @@ def slotted(folder: pathlib.Path, servers: list[dict[str, Any]]) -> tuple[Any, P
     made = tuner(make_settings(folder), servers)
     assert isinstance(made.executor, LocalExecutor)
     host = two_groups(made.executor)
-    return dataclasses.replace(made, executor=host, strategy=Apart(made.strategy)), host
-
-
-class Apart:
-    """A listed strategy that proposes nothing that is pending, which the list itself knows nothing of."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.busy = inner, list[Config]()
-
-    def propose(self) -> Launch | Stop:
-        whole = self.inner.servers
-        self.inner.servers = [server for server in whole if server not in self.busy]
-        try:
-            step: Launch | Stop = self.inner.propose()
-        finally:
-            self.inner.servers = whole
-        return step
-
-    def pending(self, server: Config, load: Config | None = None) -> None:
-        self.busy.append(server)
-
-    def done(self, server: Config) -> None:
-        if server in self.busy:
-            self.busy.remove(server)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    return dataclasses.replace(made, executor=host), host
 
 
 def test_two_launches_run_side_by_side_and_say_so(tmp_path: pathlib.Path) -> None:
