@@ -94,7 +94,7 @@ def test_cores_are_shared_out_whole_and_by_numa_node(tmp_path: pathlib.Path) -> 
         of_cores(4096)
 
 
-def test_what_a_pinned_thread_starts_stays_on_its_cores_and_others_are_left_alone() -> None:
+def test_processes_of_a_pinned_thread_stay_on_its_cores() -> None:
     before = os.sched_getaffinity(0)
     one = {min(before)}
     seen: list[set[int]] = []
@@ -150,9 +150,10 @@ def test_slots_are_as_many_as_the_smallest_configuration_fits(tmp_path: pathlib.
 
 
 @pytest.mark.parametrize(("override", "says"), [
-    ("parallel.slots=0", "parallel.slots must be auto or a number"), ("parallel.slots=many", "parallel.slots must be auto or a number"),
+    ("parallel.slots=0", "parallel.slots must be auto or a number"),
+    ("parallel.slots=many", "parallel.slots must be auto or a number"),
     ("executor=ray", "with executor=ray, Ray places them")])
-def test_slots_that_are_none_are_one_line(tmp_path: pathlib.Path, override: str, says: str) -> None:
+def test_impossible_slots_are_refused_in_one_line(tmp_path: pathlib.Path, override: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         sized(tmp_path, *(["parallel.slots=2"] if "executor" in override else []), override)
 
@@ -236,7 +237,7 @@ def slotted(folder: pathlib.Path, servers: list[dict[str, Any]]) -> tuple[Any, P
     return dataclasses.replace(made, executor=host), host
 
 
-def test_two_launches_run_side_by_side_and_say_so(tmp_path: pathlib.Path) -> None:
+def test_two_launches_run_side_by_side_and_record_their_neighbours(tmp_path: pathlib.Path) -> None:
     made, host = slotted(tmp_path, [{}, {"speed": 200}, {"flags": "b"}])
     made.run()
     found = made.study.records()
@@ -249,7 +250,7 @@ def test_two_launches_run_side_by_side_and_say_so(tmp_path: pathlib.Path) -> Non
     assert isinstance(alone, ParallelExecutor) and alone.capacity == 1 and alone.layout.units == host.layout.units[:1]
 
 
-def test_waiting_for_a_place_is_no_cost_of_a_configuration(tmp_path: pathlib.Path) -> None:
+def test_waiting_for_free_units_is_not_charged_to_the_configuration(tmp_path: pathlib.Path) -> None:
     made, host = slotted(tmp_path, [{}])
     taken = [host._wait(1, lambda stage, after_s: None) for _ in range(2)]
     plan = made._reserve()
@@ -267,7 +268,7 @@ def test_waiting_for_a_place_is_no_cost_of_a_configuration(tmp_path: pathlib.Pat
     thread.join()
 
 
-def test_what_neighbours_do_to_the_baseline_is_measured_once(tmp_path: pathlib.Path) -> None:
+def test_interference_is_measured_once(tmp_path: pathlib.Path) -> None:
     made, host = slotted(tmp_path, [{}])
     told = interference.check(made, host)
     assert told is not None and told["count"] == 1 and len(told["alone"]) == len(told["beside"]) == 2
@@ -279,7 +280,7 @@ def test_what_neighbours_do_to_the_baseline_is_measured_once(tmp_path: pathlib.P
     assert len(made.study.records()) == 4 and made.strategy.told == []  # no search learns from them
 
 
-def test_a_baseline_that_cannot_be_measured_says_so() -> None:
+def test_the_effect_of_neighbours_in_words() -> None:
     crashed = TrialRecord(0, "PRUNED", {}, None)
     told = interference.result([crashed, crashed], [crashed], 3)
     assert told["change"] is None and "could not be measured" in interference.sentence(told)
