@@ -29,7 +29,7 @@ from autotune.config.settings import (
 from autotune.engine.host import engine_version
 from autotune.engine.server import ServerSettings
 from autotune.engine.spec import EngineSpec
-from autotune.measure.agreement import AgreementSettings
+from autotune.measure.correctness import AgreementSettings
 from autotune.measure.limits import Limits
 from autotune.measure.objective import Objective
 from autotune.measure.workload import WorkloadSettings

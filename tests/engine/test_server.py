@@ -19,13 +19,13 @@ import pytest
 from autotune.crash.classify import classify
 from autotune.engine.orphans import end_launch, end_orphans, members
 from autotune.engine.server import Server, SupervisorFailed
+from autotune.loadgen.requests import chars_per_token
 from autotune.loadgen.result import Reply, write_replies
 from autotune.loadgen.spec import MetricNames, Target
-from autotune.measure.agreement import AgreementSettings
-from autotune.measure.calibrate import Unanswered, chars_per_token
-from autotune.measure.correctness import Gate
-from autotune.measure.metrics import Watcher
+from autotune.measure.correctness import AgreementSettings, Gate
+from autotune.measure.metrics import MetricsReader
 from autotune.records import Stage
+from autotune.utils.http import BadAnswer
 from autotune.utils.redact import Redactor
 from tests.engine.standin_engine import SETTINGS, server
 from tests.loadgen.harness import BUILTIN, LOAD
@@ -316,7 +316,7 @@ def test_greedy_outputs_in_a_wrong_form_are_a_problem_of_one_line(tmp_path: path
 @pytest.mark.parametrize("body", [b"[1]", b"[" * 200_000, b'{"usage": [1]}', b'{"usage": {"prompt_tokens": "4"}}',
                                   b'{"usage": {"prompt_tokens": 1e999}}', b'{"error": {"message": "no"}}'])
 def test_a_count_of_a_prompt_in_a_wrong_form_is_no_answer(body: bytes) -> None:
-    with serving(said(body)) as url, pytest.raises(Unanswered, match="POST /v1/completions: "):
+    with serving(said(body)) as url, pytest.raises(BadAnswer, match="POST /v1/completions: "):
         chars_per_token(Target(url, "openai", "m", False, None, MetricNames()), LOAD)
 
 
@@ -324,7 +324,7 @@ def test_a_count_of_a_prompt_in_a_wrong_form_is_no_answer(body: bytes) -> None:
 def test_a_count_that_no_prompt_has_is_no_answer_instead_of_prompts_of_gigabytes(answers: list[int]) -> None:
     bodies = [said(b'{"usage": {"prompt_tokens": %d}}' % count) for count in answers]
     load = dataclasses.replace(LOAD, context_tokens=8192)
-    with serving(*bodies) as url, pytest.raises(Unanswered, match="bad answer: the server counts .* in .* characters"):
+    with serving(*bodies) as url, pytest.raises(BadAnswer, match="bad answer: the server counts .* in .* characters"):
         chars_per_token(Target(url, "openai", "m", False, None, MetricNames()), load)
 
 
@@ -339,9 +339,9 @@ def test_an_output_without_end_is_kept_as_far_as_its_tokens_may_go(tmp_path: pat
 def test_metrics_that_nobody_asked_for_are_not_kept() -> None:
     text = b"".join(b"name_%d 1\n" % number for number in range(50_000)) + b"waiting 3\nwaiting 4\n"
     with serving(said(text)) as url:
-        watcher = Watcher(Target(url, "openai", "m", False, "/metrics", MetricNames(queued="waiting")))
-        watcher.mark()
-    assert watcher.samples[0][1] == {"waiting": 7.0}
+        reader = MetricsReader(Target(url, "openai", "m", False, "/metrics", MetricNames(queued="waiting")))
+        reader.mark()
+    assert reader.samples[0][1] == {"waiting": 7.0}
 
 
 def test_what_a_server_says_is_kept_without_its_secrets(tmp_path: pathlib.Path) -> None:

@@ -14,8 +14,7 @@ import pytest
 from autotune.config.compose import load, space_files
 from autotune.engine.orphans import end_orphans
 from autotune.engine.supervisor import BoundedLog
-from autotune.measure.agreement import AgreementSettings
-from autotune.measure.correctness import Gate
+from autotune.measure.correctness import AgreementSettings, Gate
 from autotune.records import AutotuneError, UsageError
 from autotune.storage.locks import StudyLock
 from autotune.storage.schema import read_pivots
