@@ -16,10 +16,8 @@ from aiohttp import web
 from tokenizers import Tokenizer
 
 from autotune.ddtree import __version__
-from autotune.ddtree.arguments import Arguments
-from autotune.ddtree.processes import stop
-from autotune.ddtree.replica import Counters, Replica, Step
-from autotune.ddtree.shape import Shape
+from autotune.ddtree.arguments import Arguments, Shape
+from autotune.ddtree.replica import Counters, Replica, Step, stop
 
 log = logging.getLogger("ddtree")
 
@@ -39,7 +37,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class BadRequest(ValueError):
-    """What the client asked for cannot be done; the text says why."""
+    """A request that cannot be served; the text is the reason."""
 
 
 @dataclass(frozen=True)

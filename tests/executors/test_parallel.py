@@ -273,7 +273,7 @@ def test_two_launches_run_side_by_side_and_say_so(tmp_path: pathlib.Path) -> Non
     made.run()
     found = made.study.records()
     assert [r.state for r in found] == ["COMPLETE"] * 6 and len({r.launch_id for r in found}) == 3
-    assert max(r.attrs["neighbours"] for r in found) == 1
+    assert max(r.launch.neighbours for r in found) == 1
     ports = {json.loads((made.folder / "launches" / f"{n:04d}" / "command.json").read_text())["port"]
              for n in (1, 2, 3)}
     assert len(ports) > 1 and host._free == {0, 1}
@@ -305,8 +305,8 @@ def test_what_neighbours_do_to_the_baseline_is_measured_once(tmp_path: pathlib.P
     assert told is not None and told["count"] == 1 and len(told["alone"]) == len(told["beside"]) == 2
     assert told["change"] is not None and "1 neighbour of its kind" in interference.sentence(told)
     found = made.study.records()
-    assert [r.attrs["confirm"] for r in found] == ["alone", "beside", "beside", "alone"]
-    assert [r.attrs["neighbours"] for r in found] == [0, 1, 1, 0]
+    assert [r.confirm for r in found] == ["alone", "beside", "beside", "alone"]
+    assert [r.launch.neighbours for r in found] == [0, 1, 1, 0]
     assert made.study.attrs()["neighbours"] == told and interference.check(made, host) == told
     assert len(made.study.records()) == 4 and made.strategy.told == []  # no search learns from them
 
@@ -332,10 +332,10 @@ def test_a_study_screens_side_by_side_and_confirms_alone(tmp_path: pathlib.Path,
         **os.environ, "PYTHONPATH": ROOT, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(library / "state")})
     assert done.returncode == 0, done.stdout + done.stderr
     study = Study.open(sqlite_url(settings.folder), "t", settings.space, {}, create=False)
-    searched = [r for r in study.records() if "confirm" not in r.attrs]
-    confirmed = [r for r in study.records() if r.attrs.get("confirm_after")]
-    assert max(r.attrs["neighbours"] for r in searched) > 0
-    assert confirmed and all("neighbours" not in r.attrs for r in confirmed)
+    searched = [r for r in study.records() if r.confirm is None]
+    confirmed = [r for r in study.records() if r.start.confirm_after]
+    assert max(r.launch.neighbours or 0 for r in searched) > 0
+    assert confirmed and all(r.launch.neighbours is None for r in confirmed)
     assert study.attrs()["neighbours"]["count"] == 1
     ran = {r.launch_id: lifetime(settings, r) for r in searched}
     gpus = {r.launch_id: placed(settings, r) for r in searched}

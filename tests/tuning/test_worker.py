@@ -18,7 +18,7 @@ import pytest
 from autotune.config.identity import devices
 from autotune.engine.gpus import Gpu
 from autotune.executors.topology import locked
-from autotune.records import AutotuneError, config_key
+from autotune.records import AutotuneError, Blame, config_key
 from autotune.storage.database import sqlite_url
 from autotune.storage.locks import StudyLock
 from autotune.storage.study import TABLES, Study
@@ -51,8 +51,8 @@ def nothing_twice(found: list[TrialRecord]) -> None:
     """No two launches of one server part but a retry after a transient crash, which is made on purpose."""
     launched: dict[str, set[int | None]] = {}
     for record in found:
-        if (record.state in ("COMPLETE", "PRUNED") and record.attrs.get("same_as") is None
-                and record.attrs.get("crash_blame") != "transient"):
+        if (record.state in ("COMPLETE", "PRUNED") and record.same_as is None
+                and not (record.crash and record.crash.blame is Blame.TRANSIENT)):
             server = {k: v for k, v in record.config.items() if k != "concurrency"}
             launched.setdefault(config_key(server), set()).add(record.launch_id)
     assert {key: ids for key, ids in launched.items() if len(ids) > 1} == {}
@@ -64,11 +64,11 @@ def test_workers_share_a_study_measure_nothing_twice_and_leave_tune_to_report(tm
     found = records(tmp_path)
     nothing_twice(found)
     assert {r.state for r in found} <= {"COMPLETE", "PRUNED"}
-    owners = {r.attrs["owner"] for r in found}
+    owners = {r.start.owner for r in found}
     assert len(owners) > 1, said
     launches: dict[int | None, set[str]] = {}
     for record in found:
-        launches.setdefault(record.launch_id, set()).add(record.attrs["owner"])
+        launches.setdefault(record.launch_id, set()).add(str(record.start.owner))
     assert all(len(who) == 1 for who in launches.values())  # a launch number belongs to one worker
     assert all("this worker made" in text for text in said)
     said = ended(workers(tmp_path, 1, "study.confirm.finalists=0", verb="tune"))
@@ -85,17 +85,17 @@ def test_the_trials_of_a_killed_worker_are_told_fail_and_asked_again(tmp_path: p
         with contextlib.suppress(Exception):  # the tables may still be being made
             running = [r for r in records(tmp_path) if r.state == "RUNNING" and r.config["speed"] == 100]
     assert running and running[0].number == 0, "the baseline comes first"
-    victim = next(p for p in both if f"|{p.pid}|" in running[0].attrs["owner"])
+    victim = next(p for p in both if f"|{p.pid}|" in str(running[0].start.owner))
     victim.send_signal(signal.SIGKILL)
     victim.communicate()
     said, = ended([p for p in both if p is not victim])
     found = records(tmp_path)
     dead = [r for r in found if r.state == "FAIL"]
-    assert [r.attrs["fail_reason"] for r in dead] == ["the tuner died"]
+    assert [r.start.fail_reason for r in dead] == ["the tuner died"]
     assert "it is marked FAIL and will be asked again" in " ".join(said.split())
     assert dead[0].number == 0
-    again = {(r.launch_id, r.attrs["owner"]) for r in found if r.config == dead[0].config and r.state == "COMPLETE"}
-    assert len(again) == 1 and dead[0].attrs["owner"] not in {owner for _, owner in again}
+    again = {(r.launch_id, r.start.owner) for r in found if r.config == dead[0].config and r.state == "COMPLETE"}
+    assert len(again) == 1 and dead[0].start.owner not in {owner for _, owner in again}
     nothing_twice(found)
 
 
