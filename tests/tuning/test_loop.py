@@ -38,11 +38,12 @@ class Listed:
     def __init__(self, servers: list[Config], loads: list[Config]) -> None:
         self.servers, self.loads = servers, loads
         self.told: list[Observation] = []
+        self.busy: list[Config] = []
 
     def propose(self) -> Launch | Stop:
         done = [o.server for o in self.told]
         for server in self.servers:
-            if server not in done:
+            if server not in done and server not in self.busy:
                 return Launch(server, "next on the list", 0.1, 0.5)
         return Stop(StopKind.EXHAUSTED, "the list is done")
 
@@ -53,8 +54,11 @@ class Listed:
     def tell(self, observation: Observation) -> None:
         self.told.append(observation)
 
-    def pending(self, server: Config, load: Config | None = None) -> None: ...
-    def done(self, server: Config) -> None: ...
+    def pending(self, server: Config, load: Config | None = None) -> None:
+        self.busy.append(server)
+
+    def done(self, server: Config) -> None:
+        self.busy = [other for other in self.busy if other != server]
 
     def best(self) -> Best | None:
         return None
@@ -101,8 +105,9 @@ def make_settings(folder: pathlib.Path) -> Settings:
 
 def command(folder: pathlib.Path, choices: dict[str, list[Any]], *overrides: str, verb: str = "tune") -> dict[str, Any]:
     """Arguments of a process that runs a verb on the stand-in with these choices. The first is the baseline's."""
-    make_settings(folder)
     path = folder / "spaces" / "t.yaml"
+    if not path.exists():
+        make_settings(folder)
     space = yaml.safe_load(path.read_text())
     for name, values in choices.items():
         space["params"][name]["choices"] = values
