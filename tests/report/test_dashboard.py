@@ -137,7 +137,7 @@ def test_a_person_sees_the_truth_in_a_browser(served: tuple[str, Made], tmp_path
     address, made = served
     best = read(made.settings, made.study).best
     crashed = next(r.number for r in made.study.records() if r.crashed)
-    infeasible = next(r.number for r in made.study.records() if r.state == "COMPLETE" and r.attrs.get("violated"))
+    infeasible = next(r.number for r in made.study.records() if r.state == "COMPLETE" and r.score and r.score.violated)
     study = f"{address}/dashboard/studies/1"
     pages = {"study": (study, [f"Best Trial (number={best.trial if best else ''})"]),
              "crashed trial": (f"{study}/trials?numbers={crashed}", ["CRASHED at nccl-init", "NVLS multicast needs"]),
