@@ -1,4 +1,4 @@
-"""How far a launch has got, read from its growing log with bounded memory."""
+"""The start-up stage of a server, read from its growing log with bounded memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK = 1 << 20
 
 
 class StageReader:
-    """Follows one log file. `update()` reads what is new and moves `stage` forward, never back."""
+    """Follows one log file: `update` reads its new part and moves `stage` forward, never back."""
 
     def __init__(self, path: pathlib.Path, marks: Sequence[StageMark],
                  clock: Callable[[], float] = time.monotonic) -> None:

@@ -156,9 +156,9 @@ def test_matrix_takes_the_number_of_a_trial() -> None:
 
 @pytest.mark.parametrize(("override", "says"), [
     ("device=tpu", "device must be one of auto, cpu, cuda"), ("engine.python=3", "path of an interpreter"),
-    ("server.stage_limit_s=0", "server.stage_limit_s must be positive"), ("workload.retries=-1", "at least 0"),
-    ("server.ready_poll_s=0", "must be positive"), ("workload.min_requests=0", "at least 1"),
-    ("server.log_limit_mib=-1", "must be positive")])
+    ("server.stage_limit_s=0", "server.stage_limit_s must be a number above 0"), ("workload.retries=-1", "at least 0"),
+    ("server.ready_poll_s=0", "must be a number above 0"), ("workload.min_requests=0", "at least 1"),
+    ("server.log_limit_mib=-1", "must be a number above 0")])
 def test_a_value_that_makes_no_sense_is_refused_by_name(override: str, says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
         load(["+space=local", override])
