@@ -241,13 +241,9 @@ def _figures(record: TrialRecord, m: Measurement, unit: str, limits: Mapping[str
 
 def _command(launch: LaunchFacts) -> str:
     """The server's environment and command, a flag with its values on each line."""
-    env = [f"{k}={shlex.quote(v)}" for k, v in (launch.env or {}).items()]
-    lines: list[list[str]] = [env] if env else []
-    for i, arg in enumerate(launch.argv):
-        if i == 0 or arg.startswith("--"):
-            lines.append([])
-        lines[-1].append(shlex.quote(arg))
-    return " \\\n  ".join(" ".join(line) for line in lines)
+    env = " ".join(f"{k}={shlex.quote(v)}" for k, v in (launch.env or {}).items())
+    words = "".join((" \\\n  " if arg.startswith("--") else " ") + shlex.quote(arg) for arg in launch.argv)
+    return f"{env} \\\n {words}" if env else words[1:]
 
 
 def wrapped(text: str) -> str:
