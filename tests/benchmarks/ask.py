@@ -1,4 +1,4 @@
-"""How long a worker takes to ask when a study is large: hear what is new, propose, name a load part, ask the storage.
+"""Time of one ask in a large study: read new trials, propose, choose a load part, create the trial.
 
     python tests/benchmarks/ask.py [--trials 10000] [--asks 10] [--storage URL]
 

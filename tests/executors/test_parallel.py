@@ -311,7 +311,7 @@ def test_a_study_screens_side_by_side_and_confirms_alone(tmp_path: pathlib.Path,
     beside = [(a, b) for a in ran for b in ran if a != b and ran[a][0] < ran[b][1] and ran[b][0] < ran[a][1]]
     assert beside and not any(gpus[a] & gpus[b] for a, b in beside)
     report = (settings.folder / "report.md").read_text()
-    assert "had others beside them, for screening only: with 1 neighbour of its kind" in report
+    assert "ran beside others, for screening only: with 1 neighbour of its kind" in report
 
 
 def lifetime(settings: Settings, record: TrialRecord) -> tuple[float, float]:

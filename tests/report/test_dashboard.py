@@ -123,7 +123,7 @@ def test_a_port_in_use_is_stepped_around(served: tuple[str, Made]) -> None:
 
 
 def browse(address: str, *options: str, folder: pathlib.Path) -> str:
-    """What headless Chromium prints for a page."""
+    """The output of headless Chromium for a page."""
     assert BROWSER is not None
     done = subprocess.run([BROWSER, *FLAGS, f"--user-data-dir={folder}", "--virtual-time-budget=20000", *options,
                            address], capture_output=True, text=True, timeout=180, check=True)

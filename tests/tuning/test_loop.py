@@ -87,8 +87,8 @@ def make_settings(folder: pathlib.Path) -> Settings:
     space = {
         "name": "t", "engine": "standin",
         "params": {"speed": {"choices": [100, 200]},
-                   "fault": {"choices": ["none", "exit", "silent-exit", "hang", "die-under-load", "error-answers",
-                                         "cut-streams", "garbage"]},
+                   "fault": {"choices": ["none", "exit", "silent-exit", "hang", "die-under-load", "http500",
+                                         "cut", "garbage"]},
                    "at": {"choices": ["serving", "load", "graph-capture"]},
                    "flags": {"choices": ["a", "b"]},
                    "concurrency": {"choices": [1, 4], "load": True}},
@@ -144,7 +144,7 @@ def test_each_load_part_on_one_launch_is_a_trial_of_its_own(tmp_path: pathlib.Pa
     *(pytest.param(*fault, marks=pytest.mark.slow) for fault in (
         ("hang", "load", "load"),
         ("exit", "graph-capture", "graph-capture"), ("silent-exit", "load", "load"), ("garbage", "serving", "warmup"),
-        ("error-answers", "serving", "serving"), ("cut-streams", "serving", "serving")))])
+        ("http500", "serving", "serving"), ("cut", "serving", "serving")))])
 def test_a_crash_is_pruned_and_the_study_goes_on(tmp_path: pathlib.Path, fault: str, at: str, stage: str) -> None:
     made = tuner(make_settings(tmp_path), [{"fault": fault, "at": at}, {}])
     made.run()
