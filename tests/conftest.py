@@ -113,7 +113,8 @@ def rich_folder(fast_folder: pathlib.Path) -> pathlib.Path:
     return made.settings.folder
 
 
-def _copied(folder: pathlib.Path, outputs: pathlib.Path) -> Made:
+def copied(folder: pathlib.Path, outputs: pathlib.Path) -> Made:
+    """A copy of a study's folder in `outputs`, opened."""
     shutil.copytree(folder, outputs / folder.name)
     made = opened(outputs)
     made.launches = 90
@@ -123,10 +124,10 @@ def _copied(folder: pathlib.Path, outputs: pathlib.Path) -> Made:
 @pytest.fixture
 def rich(rich_folder: pathlib.Path, outputs: pathlib.Path) -> Made:
     """A copy of the rich study."""
-    return _copied(rich_folder, outputs)
+    return copied(rich_folder, outputs)
 
 
 @pytest.fixture
 def small(small_folder: pathlib.Path, outputs: pathlib.Path) -> Made:
     """A copy of the small study."""
-    return _copied(small_folder, outputs)
+    return copied(small_folder, outputs)

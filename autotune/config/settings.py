@@ -17,9 +17,9 @@ from msgspec import Meta
 from autotune.engine.host import engine_version
 from autotune.engine.server import ServerSettings
 from autotune.engine.spec import EngineSpec
-from autotune.measure.agreement import AgreementSettings
+from autotune.measure.correctness import AgreementSettings
+from autotune.measure.finalists import ConfirmSettings
 from autotune.measure.objective import Objective
-from autotune.measure.sequential import ConfirmSettings
 from autotune.measure.workload import WorkloadSettings
 from autotune.power.meter import PowerSettings
 from autotune.records import UsageError

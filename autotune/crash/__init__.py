@@ -1,4 +1,1 @@
-"""Understanding crashes: a server's log, exit status and timing become a `records.Crash`.
-
-`classify.classify` is the entry; what it knows about failures is data in rules.yaml.
-"""
+"""Crash understanding: log, exit status and timing of a server become a `records.Crash`."""

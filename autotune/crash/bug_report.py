@@ -20,7 +20,7 @@ TITLE = 120
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Versions of Python, system and those packages that are installed beside autotune; imports none of them."""
+    """Versions of Python, the system and installed packages; imports none of them."""
     found = {"python": platform.python_version(), "system": platform.platform()}
     for package in packages:
         try:
@@ -33,10 +33,10 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
 def bug_report(crash: Crash, *, command: Sequence[str], isolated: Isolated | None = None,
                working_command: Sequence[str] = (), environment: Mapping[str, str] | None = None,
                versions: Mapping[str, str] | None = None) -> str:
-    """The report. `command` crashes, `working_command` differs only in the isolated choices and works.
+    """The report, without secrets.
 
-    `environment` holds the variables that the launch set, `versions` what to list (engine, GPU, driver, packages).
-    Secrets are taken out.
+    `command` crashes; `working_command` differs in the isolated choices only and works. `environment`: variables of the
+    launch. `versions`: component -> version (engine, GPU, driver, packages).
     """
     redactor = Redactor.from_command(command, environment or {})
     parts = [f"# {_title(crash, redactor)}", _what(crash), "## Reproduce", _shell(redactor, command, environment or {})]
@@ -83,7 +83,7 @@ def _shell(redactor: Redactor, command: Sequence[str], environment: Mapping[str,
 
 
 def _fence(text: str, language: str) -> str:
-    """A code block whose fence is longer than any run of backticks in the text."""
+    """Code block with a fence longer than any run of backticks in the text."""
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`+", text)), 3)
     return f"{fence}{language}\n{printable(text, keep=KEPT, instead=REPLACED)}\n{fence}"
 

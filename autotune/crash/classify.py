@@ -1,23 +1,24 @@
-"""From a server's log, exit status and timing to a Crash: category, stage, blame, excerpt, signature.
+"""Classification of a failed server: log, exit status and timing become a Crash.
 
     classify(pathlib.Path("server.log"), exit_status=-9, after_s=46.0)
 
-The first cause wins over its echoes. What is known about failures is data (rules.yaml); this module only applies it.
+The first cause wins over its echoes. rules.yaml holds the known failures; this module applies them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 
-from autotune.crash import exit_status as silent
-from autotune.crash import log as logtext
 from autotune.crash import rules, tracebacks
-from autotune.crash.failure_stage import Stages
-from autotune.crash.host_evidence import HostEvidence
+from autotune.crash.exit_status import HostEvidence, describe, hang_category, signal_name, signal_of, silent_category
+from autotune.crash.log import Line, Log, clean, read_path
 from autotune.crash.signature import around, signature
+from autotune.crash.tracebacks import Block
 from autotune.records import Blame, Crash, Stage
 from autotune.utils.redact import Redactor
 
@@ -25,7 +26,8 @@ EXCERPT_LINES = 24
 EXCERPT_FRAMES = 6
 EXCERPT_WIDTH = 400
 CONTEXT_LINES = 5
-LAST_WORDS = 6
+LAST_LINES = 6  # of a log without an error
+AFTER, BEFORE = 40, 30  # largest distance of a traceback from a line that it explains (lines)
 
 
 def classify(log: bytes | str | pathlib.Path, *, stage: Stage | None = None, exit_status: int | None = None,
@@ -33,26 +35,25 @@ def classify(log: bytes | str | pathlib.Path, *, stage: Stage | None = None, exi
              detail: str = "") -> Crash:
     """Explain a failed launch or load run. A path is read with bounded memory, whatever its size.
 
-    `log` is text, bytes, or the path of a log file (a missing one counts as empty). `stage` is what the caller saw;
-    None infers it from the log. `exit_status` is the server's return code (negative: that signal), `timed_out` says
-    that a stage's time ran out, `detail` is one line of what the caller saw (an HTTP answer, for example).
-    Never raises for what is in the log.
+    `log`: text, bytes, or the path of a log file (a missing file counts as empty). `stage`: the stage that the caller
+    observed; None infers it from the log. `exit_status`: the return code, negative for a signal. `timed_out`: a stage
+    exceeded its limit. `detail`: one line from the caller, such as an HTTP answer. Never raises for the log's content.
     """
     try:
-        data = logtext.read_path(log) if isinstance(log, pathlib.Path) else log
+        data = read_path(log) if isinstance(log, pathlib.Path) else log
     except OSError:
         data = b""
-    text = logtext.clean(data)
+    text = clean(data)
     if detail:
-        text = logtext.Log.of([*text.lines, logtext.Line(detail)])
+        text = Log.of([*text.lines, Line(detail)])
     return _Reading(text, rules.load(), stage, exit_status, after_s, timed_out, evidence, detail).crash()
 
 
 @dataclasses.dataclass
 class _Reading:
-    """One log being explained."""
+    """Classification of one log."""
 
-    log: logtext.Log
+    log: Log
     table: rules.Table
     given: Stage | None
     exit_status: int | None
@@ -72,26 +73,26 @@ class _Reading:
         if (found is None or found.tier >= rules.SYMPTOM) and self._kernel_killed():
             return self._silent("host_oom_killed")
         if found is not None and found.tier < rules.ECHO and not self._only_restates(found):
-            return self._told(found)
+            return self._known(found)
         if self.timed_out:
             return self._silent("hang")
         if exception is not None:
             return self._unclassified(exception)
         if found is not None and (found.tier == rules.ECHO or self._failed()):
-            return self._told(found)
-        return self._silent(silent.category_of(self.exit_status, self._reached(), self.evidence, not self.log.lines,
+            return self._known(found)
+        return self._silent(silent_category(self.exit_status, self._reached(), self.evidence, not self.log.lines,
                                                self.detail))
 
     def _only_restates(self, found: rules.Found) -> bool:
-        """Whether a match only says that a launch which timed out was slow."""
+        """True if a match only repeats that a launch timed out."""
         return self.timed_out and found.rule.category in ("watchdog_hang", "http_server_error")
 
     def _failed(self) -> bool:
-        """Whether there was a failure at all, as far as is known without an error in the log."""
+        """True if there is a sign of failure besides the log."""
         return self.exit_status is not None or bool(self.detail) or self.stages.reached is not Stage.SERVING
 
-    def _told(self, found: rules.Found) -> Crash:
-        """A failure that the table knows."""
+    def _known(self, found: rules.Found) -> Crash:
+        """Crash of a rule that matches."""
         stage = self.stages.at(found.line) or found.rule.stage or Stage.LOAD
         block = self._block_at(found.line)
         if block is not None and block.at == found.line:
@@ -105,7 +106,7 @@ class _Reading:
         return self._crash(found.rule, found.rule.category, stage, name, self._excerpt(found.line, block))
 
     def _unclassified(self, block: tracebacks.Block) -> Crash:
-        """An exception that the table does not know."""
+        """Crash of an exception without a rule."""
         rule = self.table.silent["unclassified_exception"]
         at = block.last if block.at is None else block.at
         stage = self.stages.at(at) or (Stage.LOAD if block.frames else Stage.ARG_PARSE)
@@ -114,14 +115,14 @@ class _Reading:
                            self._excerpt(at, block))
 
     def _silent(self, category: str) -> Crash:
-        """A failure without words."""
+        """Crash of a log without an error."""
         rule = self.table.silent.get(category) or next(r for r in self.table.rules if r.category == category)
         stage = self._reached() or rule.stage or Stage.ARG_PARSE
-        name = silent.hang_category(stage) if category == "hang" else category
-        words = silent.told(self.exit_status, self.after_s, self.timed_out, stage, self.evidence)
-        last = [line.text[:EXCERPT_WIDTH] for line in self.log.lines[-LAST_WORDS:]]
-        ending = silent.signal_of(self.exit_status)
-        kind = silent.signal_name(ending) if ending is not None else ""
+        name = hang_category(stage) if category == "hang" else category
+        words = describe(self.exit_status, self.after_s, self.timed_out, stage, self.evidence)
+        last = [line.text[:EXCERPT_WIDTH] for line in self.log.lines[-LAST_LINES:]]
+        ending = signal_of(self.exit_status)
+        kind = signal_name(ending) if ending is not None else ""
         return self._crash(rule, name, stage, signature(stage, kind, name), "\n".join([*last, f"[{words}]"]))
 
     def _crash(self, rule: rules.Rule, category: str, stage: Stage, name: str, excerpt: str) -> Crash:
@@ -139,12 +140,12 @@ class _Reading:
         return self.given or self.stages.reached
 
     def _kernel_killed(self) -> bool:
-        """Whether the kernel ended the server: its status says SIGKILL (or nothing) and the kernel tells of a kill."""
-        sigkill = silent.signal_of(self.exit_status) in (9, None) and self.exit_status != 0
+        """True if the kernel killed the server for memory: status SIGKILL or unknown, and an out-of-memory kill."""
+        sigkill = signal_of(self.exit_status) in (9, None) and self.exit_status != 0
         return self.evidence is not None and self.evidence.oom_killed and sigkill
 
     def _exception(self) -> tracebacks.Block | None:
-        """The first exception that is not told by the way and not about another process; one with frames if any."""
+        """The first exception, with frames if possible, that is no warning and not about another process."""
         text = self.table.without_advice(self.log.lower)
         own = [b for b in self.blocks if b.at is not None and self.log.lines[b.at].level not in ("info", "warning")
                and not self.table.only_echoes(self._slice(text, b.at, b.last))]
@@ -159,7 +160,7 @@ class _Reading:
         return min(inside, key=lambda b: b.last - b.first) if inside else None
 
     def _excerpt(self, line: int, block: tracebacks.Block | None) -> str:
-        """The lines that show the cause: the end of its traceback, or what stands around it."""
+        """Lines that show the cause: the end of its traceback, or the lines around it."""
         lines = self.log.lines
         if block is not None and block.frames:
             frames = [i for i in range(block.first, (block.at or block.last) + 1)
@@ -178,7 +179,37 @@ class _Reading:
         return "\n".join(_shown(lines[i]) for i in chosen if not tracebacks.MARKS.match(lines[i].text))
 
 
-def _shown(line: logtext.Line) -> str:
+def _shown(line: Line) -> str:
     text = line.text if len(line.text) <= EXCERPT_WIDTH else line.text[:EXCERPT_WIDTH] + " ..."
     writer = f"[{line.writer}] " if line.writer else ""
     return f"{writer}{text}" + (f"   [{line.repeats} such lines]" if line.repeats > 1 else "")
+
+
+class Stages:
+    """Stages of failures in one log: the traceback's code, else the progress of the start. `given` overrides both."""
+
+    def __init__(self, log: Log, text: str, blocks: Sequence[Block], markers: Sequence[tuple[Stage, re.Pattern[str]]],
+                 frames: Sequence[tuple[Stage, re.Pattern[str]]], given: Stage | None = None) -> None:
+        self.log, self.blocks, self.frames, self.given = log, blocks, frames, given
+        self.reached = next((stage for stage, pattern in markers if pattern.search(text)), None)
+        if self.reached is Stage.WARMUP and "application startup complete" in text and "vllm" in text:
+            self.reached = Stage.SERVING  # vLLM warms up before this line, SGLang after it
+        self.at = functools.cache(self._at)
+
+    def _near(self, line: int) -> Iterator[Block]:
+        """Tracebacks that a line belongs to: around it, after it (also chained ones), before it."""
+        yield from sorted((b for b in self.blocks if b.first <= line <= b.last), key=lambda b: b.last - b.first)
+        yield from (b for b in self.blocks if line < b.first <= line + AFTER)
+        yield from (b for b in reversed(self.blocks) if line - BEFORE <= b.last < line)
+
+    def _at(self, line: int) -> Stage | None:
+        if self.given is not None:
+            return self.given
+        doing = next((stage for stage in map(self._doing, self._near(line)) if stage is not None), None)
+        if doing is Stage.SERVING and self.reached is Stage.WARMUP:
+            return Stage.WARMUP  # the first request, by the server itself
+        return doing or self.reached
+
+    def _doing(self, block: Block) -> Stage | None:
+        text = "\n".join(f"{file} {function}" for file, function in block.frames).lower()
+        return next((stage for stage, pattern in self.frames if pattern.search(text)), None)

@@ -1,10 +1,22 @@
-"""Failures without words: what exit status, time limits and the kernel say when the log does not."""
+"""Failures without an error in the log: exit status, time limits, and the kernel's out-of-memory evidence.
+
+    before = HostSnapshot.take()
+    ...                              # the launch
+    evidence = before.since(pids=[server.pid])
+
+All sources of evidence are optional: counters of the control group and the host, and the kernel log.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import pathlib
+import re
 import signal
+import time
+from collections.abc import Collection
 
-from autotune.crash.host_evidence import HostEvidence
 from autotune.records import Stage
 
 BY_SIGNAL: dict[int, str] = {signal.SIGKILL: "killed", signal.SIGSEGV: "segfault", signal.SIGBUS: "segfault",
@@ -13,7 +25,7 @@ BY_SIGNAL: dict[int, str] = {signal.SIGKILL: "killed", signal.SIGSEGV: "segfault
 
 
 def signal_of(exit_status: int | None) -> int | None:
-    """The signal that ended a process: negative status, or a shell's 128 + signal; None for other endings."""
+    """Signal that ended a process (negative status, or a shell's 128 + signal); None otherwise."""
     if exit_status is None:
         return None
     if exit_status < 0:
@@ -22,16 +34,16 @@ def signal_of(exit_status: int | None) -> int | None:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
+    """Name of a signal: SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def category_of(exit_status: int | None, stage: Stage | None, evidence: HostEvidence | None, empty: bool,
-                detail: str = "") -> str:
-    """The category of a failure whose log names no cause and that was not a time limit's."""
+def silent_category(exit_status: int | None, stage: Stage | None, evidence: HostEvidence | None, empty: bool,
+                    detail: str = "") -> str:
+    """Category of a failure without a cause in the log and without a time limit."""
     number = signal_of(exit_status)
     if number == signal.SIGKILL and evidence is not None and (evidence.oom_killed or evidence.memory_pressure):
         return "host_oom_killed"
@@ -47,17 +59,17 @@ def category_of(exit_status: int | None, stage: Stage | None, evidence: HostEvid
 
 
 def hang_category(stage: Stage) -> str:
-    """hang_load, hang_graph_capture, ...: a hang is told by where it is."""
+    """Category of a hang by its stage: hang_load, hang_graph_capture, ..."""
     return "hang_" + stage.value.replace("-", "_")
 
 
-def told(exit_status: int | None, after_s: float | None, timed_out: bool, stage: Stage,
-         evidence: HostEvidence | None) -> str:
-    """One line for the excerpt of a failure without words."""
+def describe(exit_status: int | None, after_s: float | None, timed_out: bool, stage: Stage,
+             evidence: HostEvidence | None) -> str:
+    """One line for the excerpt of a failure without an error in the log."""
     parts = []
     number = signal_of(exit_status)
     if timed_out:
-        parts.append(f"no end of stage {stage}")
+        parts.append(f"stage {stage} exceeded its time limit")
     if number is not None:
         parts.append(f"ended by {signal_name(number)}")
     elif exit_status is not None:
@@ -67,7 +79,132 @@ def told(exit_status: int | None, after_s: float | None, timed_out: bool, stage:
     if evidence is not None:
         parts += [f"kernel: {line}" for line in evidence.kernel_lines]
         if evidence.oom_killed and not evidence.kernel_lines:
-            parts.append("the kernel counted an out-of-memory kill meanwhile")
+            parts.append("the kernel counted an out-of-memory kill")
         if evidence.available_share is not None and evidence.memory_pressure:
             parts.append(f"{evidence.available_share:.0%} of the host's memory was available")
     return ", ".join(parts) or "nothing is known about the end"
+
+
+PRESSURE_SHARE = 0.05  # a smaller share of available memory counts as pressure
+KILLED = re.compile(r"Out of memory: Kill(?:ed)? process (\d+)|Memory cgroup out of memory: Kill(?:ed)? process (\d+)"
+                    r"|oom-kill:.*pid=(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class HostEvidence:
+    """Memory facts of the host during a launch; None or empty if unknown.
+
+    `oom_kills_group`, `oom_kills_host`: out-of-memory kills in the server's control group and on the host.
+    `kernel_lines`: kernel log lines about the server's processes (about any process without pids). `available_share`:
+    available memory at the end. `memory_limit_share`: used part of the control group's limit.
+    """
+
+    oom_kills_group: int | None = None
+    oom_kills_host: int | None = None
+    kernel_lines: tuple[str, ...] = ()
+    available_share: float | None = None
+    memory_limit_share: float | None = None
+
+    @property
+    def oom_killed(self) -> bool:
+        """True if the kernel killed a process for memory."""
+        return bool(self.kernel_lines or self.oom_kills_group or self.oom_kills_host)
+
+    @property
+    def memory_pressure(self) -> bool:
+        """True if memory was nearly exhausted."""
+        short = self.available_share is not None and self.available_share < PRESSURE_SHARE
+        full = self.memory_limit_share is not None and self.memory_limit_share > 1 - PRESSURE_SHARE
+        return short or full
+
+
+@dataclasses.dataclass(frozen=True)
+class HostSnapshot:
+    """Counters at one moment; `root` holds /proc and /sys."""
+
+    at: float
+    group: int | None
+    host: int | None
+    root: pathlib.Path
+
+    @classmethod
+    def take(cls, root: pathlib.Path = pathlib.Path("/")) -> HostSnapshot:
+        """Read the counters; unreadable ones are None. Never raises."""
+        return cls(time.time(), _group_kills(root), _number(root / "proc/vmstat", "oom_kill"), root)
+
+    def since(self, pids: Collection[int] = ()) -> HostEvidence:
+        """Evidence since this snapshot; `pids` are the server's known processes."""
+        now = HostSnapshot.take(self.root)
+        return HostEvidence(_grown(self.group, now.group), _grown(self.host, now.host),
+                            _kernel_lines(self.root / "dev/kmsg", self.root, self.at, pids),
+                            _available_share(self.root), _limit_share(self.root))
+
+
+def _grown(before: int | None, now: int | None) -> int | None:
+    return None if before is None or now is None else max(0, now - before)
+
+
+def _number(path: pathlib.Path, key: str) -> int | None:
+    for line in _read(path).splitlines():
+        name, _, value = line.replace(":", " ").partition(" ")
+        if name == key and value.split() and value.split()[0].isdigit():
+            return int(value.split()[0])
+    return None
+
+
+def _group(root: pathlib.Path) -> pathlib.Path | None:
+    """Folder of this process's control group (version 2)."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        if line.startswith("0::"):
+            folder = root / "sys/fs/cgroup" / line[3:].strip().lstrip("/")
+            return folder if folder.is_dir() else root / "sys/fs/cgroup"
+    return None
+
+
+def _group_kills(root: pathlib.Path) -> int | None:
+    folder = _group(root)
+    return None if folder is None else _number(folder / "memory.events", "oom_kill")
+
+
+def _limit_share(root: pathlib.Path) -> float | None:
+    folder = _group(root)
+    limit, used = (_read(folder / f"memory.{name}").strip() for name in ("max", "current")) if folder else ("", "")
+    return int(used) / int(limit) if limit.isdigit() and used.isdigit() and int(limit) else None
+
+
+def _available_share(root: pathlib.Path) -> float | None:
+    total = _number(root / "proc/meminfo", "MemTotal")
+    available = _number(root / "proc/meminfo", "MemAvailable")
+    return available / total if total and available is not None else None
+
+
+def _kernel_lines(kmsg: pathlib.Path, root: pathlib.Path, since: float, pids: Collection[int]) -> tuple[str, ...]:
+    """Out-of-memory kills in the kernel log after `since` (Unix time); () if unreadable."""
+    try:
+        booted = time.time() - float(_read(root / "proc/uptime").split()[0])
+        handle = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
+    except (OSError, IndexError, ValueError):
+        return ()
+    lines: list[str] = []
+    try:
+        while record := os.read(handle, 8192):
+            for entry in record.decode("utf-8", "replace").splitlines():
+                head, _, text = entry.partition(";")
+                found, stamp = KILLED.search(text), head.split(",")
+                if not found or len(stamp) < 3 or booted + int(stamp[2]) / 1e6 < since:
+                    continue
+                pid = int(next(group for group in found.groups() if group))
+                if not pids or pid in pids:
+                    lines.append(text.strip()[:300])
+    except (OSError, ValueError):
+        pass  # no more records, or overwritten while we read
+    finally:
+        os.close(handle)
+    return tuple(lines)
+
+
+def _read(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

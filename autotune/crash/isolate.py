@@ -1,14 +1,14 @@
-"""Failure isolation: a smallest set of choices that turns a working configuration into a crashing one.
+"""Failure isolation: a smallest set of choices that makes a working configuration crash.
 
     search = Isolation(space, crashing, working, known={config_key(c): False, ...}, suspects=["nvls"])
     while (probe := search.next_probe()) is not None:
-        search.tell(launch(probe))          # True: it worked, False: the same crash, None: something else
+        search.tell(launch(probe))          # True: worked, False: the same crash, None: another outcome
     search.result.choices                   # {"nvls": True, "tp": 8}
 
 Delta debugging by bisection of prefixes (Zeller and Hildebrandt 2002; the prefix form as in Junker's QuickXplain,
-2004): k guilty choices among n differing ones cost about k * (log2 n + 1) launches, fewer with what is known.
-Known outcomes decide a probe without a launch: whatever contains only choices of the crashing configuration that
-already worked together works, whatever contains all those that already crashed crashes.
+2004): k guilty choices among n differing ones cost about k * (log2 n + 1) launches, fewer with known outcomes.
+Known outcomes decide a probe without a launch: a subset of choices that worked together works, and a superset of
+choices that crashed crashes.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from autotune.records import Config, Crash, UsageError, Value, config_key
 from autotune.space.space import Space
 
-SUSPECT_WEIGHT = 4.0
-"""How much likelier a suspect is than another parameter; it decides where the bisection cuts."""
+SUSPECT_WEIGHT = 4.0  # weight of a suspect relative to another parameter, for the cuts of the bisection
 Probe = Generator[dict[str, Value], bool | None, bool | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Isolated:
-    """What the isolation found.
+    """Result of an isolation.
 
-    `choices` of the crashing configuration suffice to crash `config`, which is the working one otherwise; `instead`
-    holds what the working one has there (a parameter that does not exist there is absent). `exact` is False when
-    some combinations could not be decided, so that `choices` may hold innocent ones. `launches` were told during
-    the search; of all outcomes, told or known, `crashed` contain the choices and crashed, and `worked` contain them
-    and worked (more than none: the crash depends on something else too).
+    `choices` of the crashing configuration suffice to crash `config`, otherwise the working one; `instead` holds the
+    working configuration's choices. `exact` is False if some combinations were undecidable, so `choices` may contain
+    innocent ones. `launches`: launches of the isolation. `crashed`, `worked`: outcomes with these choices; `worked`
+    above 0 means that the crash depends on something else too.
     """
 
     choices: dict[str, Value]
@@ -47,11 +45,11 @@ class Isolated:
 
 
 class Isolation:
-    """Says which configuration to launch next; the caller launches. `result` is there when `next_probe` is None.
+    """Proposes configurations; the caller launches them. `result` is set when `next_probe` returns None.
 
-    `known` maps `config_key(config)` to whether it worked; only crashes with the same signature belong in it.
-    `suspects` are parameters to try first, `confirm` is how often the minimal configuration is launched again at
-    the end. Pass server parts only when the crash is at the start.
+    `known` maps `config_key(config)` to whether it worked, with crashes of the same signature only. `suspects`:
+    parameters to try first. `confirm`: repeated launches of the minimal configuration at the end. For a crash at the
+    start, pass server parts only.
     """
 
     def __init__(self, space: Space, crashing: Config, working: Config, known: Mapping[str, bool] | None = None,
@@ -75,13 +73,13 @@ class Isolation:
         self._probe: dict[str, Value] | None = self._advance(None, first=True)
 
     def next_probe(self) -> dict[str, Value] | None:
-        """The configuration to launch now; None when the isolation is complete. Does not move on before `tell`."""
+        """The configuration to launch now, the same until `tell`; None when the isolation is complete."""
         return None if self._probe is None else dict(self._probe)
 
     def tell(self, passed: bool | None) -> None:
-        """The outcome of the last probe: it worked, it crashed the same way, or (None) it told nothing."""
+        """Outcome of the last probe: True worked, False the same crash, None undecided."""
         if self._probe is None:
-            raise UsageError("failure isolation is complete: there is no probe to tell about")
+            raise UsageError("failure isolation is complete: no probe is open")
         self.launches += 1
         if passed is None:
             self.undecided.add(config_key(self._probe))
@@ -90,7 +88,7 @@ class Isolation:
         self._probe = self._advance(passed)
 
     def mix(self, names: Iterable[str]) -> dict[str, Value]:
-        """The working configuration with the crashing one's choices for `names`, made consistent with conditions."""
+        """The working configuration with the crashing one's choices for `names`, consistent with all conditions."""
         chosen, mixed = set(names), dict[str, Value]()
         for param in self.space.params:
             name = param.name
@@ -137,7 +135,7 @@ class Isolation:
         return self._isolated(found, minimal, exact)
 
     def _works(self, names: Sequence[str]) -> Probe:
-        """Whether the mix with `names` works: from what is known, else by a launch. None: cannot be told."""
+        """True if the mix with `names` works, from known outcomes or by a launch; None if undecidable."""
         config = self.mix(names)
         if config_key(config) in self.undecided or self.space.forbidden(config) is not None:
             return None
@@ -148,17 +146,17 @@ class Isolation:
         return (yield config)
 
     def _cut(self, rest: Sequence[str], low: int, high: int, skipped: set[int]) -> int | None:
-        """Where to cut between `low` and `high`: half the weight on each side; None when nothing is left to try."""
+        """Cut between `low` and `high` with half the weight on each side; None without a cut to try."""
         cuts = [i for i in range(low + 1, high) if i not in skipped]
         total = sum(self._weight[n] for n in rest[low:high])
         return min(cuts, default=None, key=lambda i: abs(sum(self._weight[n] for n in rest[low:i]) - total / 2))
 
     def _guilty(self, config: Config) -> frozenset[str]:
-        """The parameters that a configuration has in common with the crashing one."""
+        """Parameters with the same choice as the crashing configuration."""
         return frozenset(n for n in self.names if _same(config, self.crashing, n))
 
     def _suspicion(self, suspects: Sequence[str]) -> list[str]:
-        """The differing parameters, likeliest first: named suspects, then those that crashed more often than worked."""
+        """Differing parameters, likeliest first: named suspects, then those with the most crashes."""
         def score(name: str) -> int:
             return sum(-1 if passed else 1 for seen, passed in self.seen[2:] if name in seen)
 
@@ -166,7 +164,7 @@ class Isolation:
         return sorted(self.differing, key=lambda n: (rank.get(n, len(rank)), -score(n)))
 
     def _isolated(self, found: Sequence[str], config: dict[str, Value], exact: bool) -> Isolated:
-        """`found` as a result; choices that do not exist in the minimal configuration are dropped."""
+        """Result from `found`, without choices that the minimal configuration lacks."""
         choices = {n: self.crashing[n] for n in self.names if n in found and n in config and n in self.crashing}
         instead = {n: self.working[n] for n in self.names if n in found and n in self.working}
         holding = [passed for seen, passed in self.seen if set(found) <= seen]
@@ -174,9 +172,9 @@ class Isolation:
 
 
 def suspects(crash: Crash, flags: Mapping[str, Sequence[str]]) -> list[str]:
-    """The parameters that a crash's text or category names, in the order of `flags` (parameter -> its flags or words).
+    """Parameters that a crash's text or category names, in the order of `flags` (parameter -> its flags or words).
 
-    Dashes and underscores are the same; a name counts only as a whole word.
+    Names match as whole words; dashes equal underscores.
     """
     said = "_" + re.sub(r"[^a-z0-9]+", "_", f"{crash.category} {crash.excerpt}".lower()) + "_"
     return [name for name, others in flags.items()
@@ -184,7 +182,7 @@ def suspects(crash: Crash, flags: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _same(a: Config, b: Config, name: str) -> bool:
-    """Whether both have the same value (True is not 1), or both lack it."""
+    """True if both have the same value (True is not 1) or both lack it."""
     if (name in a) != (name in b):
         return False
     return name not in a or (a[name] == b[name] and isinstance(a[name], bool) == isinstance(b[name], bool))

@@ -1,10 +1,9 @@
-"""A server log as clean lines, however large or dirty: bounded reading, ANSI, carriage returns, log prefixes.
+"""A server log as clean lines: bounded reading, without ANSI codes, carriage returns and log prefixes.
 
     log = clean(read_path(path))
     log.lines[i].text        # without time, level, rank and process prefixes
-    log.lines[i].writer      # who wrote it: "TP3", "rank3", "Worker_TP1", "" when the line does not say
+    log.lines[i].writer      # "TP3", "rank3", "Worker_TP1", or "" if unknown
 
-Nothing here knows what a failure looks like.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from typing import BinaryIO
 
 HEAD = 1 << 20
 TAIL = 3 << 20
-BACK = 256 << 20
-"""Of a log that does not fit in head and tail, this much before the tail is searched for exceptions (bytes)."""
+BACK = 256 << 20  # bytes before the tail of a large log that are searched for exceptions
 CHUNK = 1 << 20
 WINDOW = 16 << 10
 WINDOWS = 8
@@ -64,7 +62,7 @@ LEVELS = {"E": "error", "F": "error", "W": "warning", "I": "info", "D": "info", 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """One cleaned line. `text` lacks the prefix; `level` is error, warning, info or "" (not said)."""
+    """One cleaned line without its prefix; `level` is error, warning, info or "" if unknown."""
 
     text: str
     writer: str = ""
@@ -75,7 +73,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """Cleaned lines, and their texts joined in lower case for searching: `start[i]` is where line i begins."""
+    """Cleaned lines, and their lower-case text for searching; line i begins at `start[i]`."""
 
     lines: tuple[Line, ...]
     lower: str
@@ -91,13 +89,13 @@ class Log:
 
 
 def read_path(path: pathlib.Path) -> bytes:
-    """The parts of a log file that matter, at most a few MB. Raises OSError as `open` does."""
+    """The relevant parts of a log file, at most a few MB. Raises OSError as `open` does."""
     with path.open("rb") as file:
         return read_stream(file, path.stat().st_size if path.is_file() else None)
 
 
 def read_stream(file: BinaryIO, size: int | None = None) -> bytes:
-    """Head, surroundings of exceptions, and tail of a stream; memory stays bounded. `size` lets it skip (bytes)."""
+    """Head, surroundings of exceptions, and tail of a stream in bounded memory; `size` (bytes) allows skipping."""
     head = _exactly(file, HEAD)
     if size is not None and size > HEAD + BACK + TAIL:
         file.seek(size - BACK - TAIL)
@@ -115,7 +113,7 @@ def read_stream(file: BinaryIO, size: int | None = None) -> bytes:
 
 
 def clean(data: bytes | str) -> Log:
-    """Text of a log, cleaned. Undecodable bytes become replacement characters; repeats are dropped but counted."""
+    """Cleaned log; undecodable bytes become replacement characters, repeated lines are counted once."""
     text = _decode(data) if isinstance(data, bytes) else data
     if len(text) > HEAD + 2 * TAIL:
         text = text[:HEAD] + f"\n{GAP}\n" + text[-2 * TAIL:]
@@ -136,7 +134,7 @@ def _exactly(file: BinaryIO, count: int) -> bytes:
 
 
 class _Scan:
-    """Keeps what surrounds the first and the last exceptions of chunks that are too many to keep."""
+    """Surroundings of the first and last exceptions in a stream of chunks."""
 
     def __init__(self) -> None:
         self.first: list[bytes] = []
@@ -173,7 +171,7 @@ def _decode(data: bytes) -> str:
 
 
 def _reduced(lines: list[str]) -> Iterator[tuple[str, int]]:
-    """(line, repeats): runs of lines that differ only in numbers are folded; of a very long log, copies are dropped."""
+    """(line, repeats); runs of lines that differ in numbers only are folded, copies in a very long log dropped."""
     seen: dict[str, int] = {}
     kept: list[tuple[str, int]] = []
     last_key, many = "", len(lines) > MAX_LINES
@@ -217,6 +215,6 @@ def _line(raw: str, repeats: int) -> Line:
 
 
 def _lower(text: str) -> str:
-    """Lower case of the same length (some letters outside ASCII would grow)."""
+    """Lower case of the same length (some non-ASCII letters would grow)."""
     lower = text.lower()
     return lower if len(lower) == len(text) else "".join(c.lower() if c.isascii() else c for c in text)

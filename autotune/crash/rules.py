@@ -1,12 +1,11 @@
-"""The table of known failures (rules.yaml), compiled: which rule a log matches, and where.
+"""The known failures (rules.yaml), compiled, and their search in a log.
 
     table = load()
     found = table.find(log, blocks, stage_at)      # a Found, or None
 
-How a winner is picked: every rule belongs to a tier (cause, generic, symptom, echo). The lowest tier wins, in it
-the earliest line, on one line the earlier rule of the table. What a log says by the way (warnings)
-comes after all tiers and only from its last lines, and so does a match of a strict rule outside a statement of an
-error; advice and fall-backs count nothing.
+Every rule has a tier: cause, generic, symptom or echo. The lowest tier wins, then the earliest line, then the earlier
+rule. Warnings, and matches of a strict rule outside an error statement, come after all tiers and count in the last
+lines only. Advice and fall-backs never count.
 """
 
 from __future__ import annotations
@@ -20,18 +19,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.crash.log import Log
-from autotune.crash.regexes import forward
 from autotune.crash.tracebacks import Block
 from autotune.records import Blame, Stage
 
 TIERS = ("cause", "generic", "symptom", "echo")
-SYMPTOM, ECHO, ASIDE = 2, 3, 4
-"""Tiers as numbers; ASIDE is what a log says by the way."""
-BEFORE, AFTER = 60, 30
-"""The neighbourhood of a match that `near` and `unless` look at (lines)."""
-MATCHES = 40
-LAST_WORDS = 15
-"""How near the end a warning must stand to explain a failure (lines)."""
+SYMPTOM, ECHO, ASIDE = 2, 3, 4  # tiers as numbers; ASIDE: warnings
+BEFORE, AFTER = 60, 30  # lines around a match that `near` and `unless` search
+MATCHES = 40  # most matches of one pattern
+LAST_LINES = 15  # distance from the end within which a warning may explain a failure
 STATES_ERROR = re.compile(r"\b(?:error|exception|fatal|fail(?:ed|ure)?|assert\w*|abort\w*|panic)\b|error:", re.I)
 KEYS = {"category", "tier", "strict", "any", "within", "near", "unless", "stages", "stage", "blame", "blame_by_stage",
         "explanation", "next_step"}
@@ -39,7 +34,7 @@ KEYS = {"category", "tier", "strict", "any", "within", "near", "unless", "stages
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One entry of the table. `stage` is used when the log says nothing about the stage."""
+    """One entry of the table. `stage` applies if the log implies none."""
 
     category: str
     tier: int
@@ -61,7 +56,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A rule that matches. `line` is where its best pattern matches first: the same line on every rank."""
+    """A matching rule; `line` is the first match of its best pattern."""
 
     rule: Rule
     tier: int
@@ -72,15 +67,14 @@ class Found:
 @dataclasses.dataclass(frozen=True)
 class Table:
     rules: tuple[Rule, ...]
-    silent: Mapping[str, Rule]
-    """Entries without patterns, by category: what exit status and timing say when the log does not."""
+    silent: Mapping[str, Rule]  # entries without patterns, by category: failures without an error in the log
     advice: tuple[re.Pattern[str], ...]
     aside: re.Pattern[str]
     markers: tuple[tuple[Stage, re.Pattern[str]], ...]
     frames: tuple[tuple[Stage, re.Pattern[str]], ...]
 
     def find(self, log: Log, blocks: Sequence[Block], stage_at: Callable[[int], Stage | None]) -> Found | None:
-        """The rule that explains the log. `stage_at(line)` is the stage that the log implies there."""
+        """The rule that explains the log; `stage_at(line)` gives the stage that the log implies at a line."""
         text = self.without_advice(log.lower)
         errors = _errors(log, blocks)
         best: tuple[int, int, int] | None = None
@@ -95,16 +89,16 @@ class Table:
             first = min(hit.line for hit in hits if hit.tier == tier)
             if best is None or (tier, first, order) < best:
                 best = (tier, first, order)
-                chosen = next(hit for hit in hits if hit.tier == tier)  # patterns in order: the most telling one
+                chosen = next(hit for hit in hits if hit.tier == tier)  # patterns are ordered, the most specific first
         return chosen
 
     def only_echoes(self, text: str) -> bool:
-        """Whether a text merely reports the end of another process."""
+        """True if a text only reports the end of another process."""
         echoes = (pattern for rule in self.rules if rule.tier == ECHO for pattern in rule.patterns)
         return any(pattern.search(text) for pattern in echoes)
 
     def without_advice(self, text: str) -> str:
-        """`text` of the same length with advice blanked out: it names causes whatever happened."""
+        """`text` with advice blanked out at the same length: advice names causes that did not happen."""
         for pattern in self.advice:
             text = pattern.sub(lambda match: re.sub(r"[^\n]", "\0", match[0]), text)
         return text
@@ -124,7 +118,7 @@ class Table:
                 if line not in errors and self.aside.search(log.lines[line].text):
                     continue
                 aside = quiet or (rule.strict and line not in errors)
-                if aside and line < len(log.lines) - LAST_WORDS:
+                if aside and line < len(log.lines) - LAST_LINES:
                     continue
                 yield Found(rule, ASIDE if aside else rule.tier, line, match[0])
 
@@ -142,12 +136,12 @@ def _fits(rule: Rule, log: Log, text: str, line: int, blocks: Sequence[Block]) -
 
 
 def _part(log: Log, text: str, first: int, last: int) -> str:
-    """The lines first..last-1 of the text."""
+    """Lines first..last-1 of the text."""
     return text[log.start[first]:log.start[last] if last < len(log.lines) else len(text)]
 
 
 def _errors(log: Log, blocks: Sequence[Block]) -> frozenset[int]:
-    """The lines that state an error: exceptions with their messages, lines of that level or with such a word."""
+    """Lines that state an error: exceptions with their messages, lines of error level or with an error word."""
     raised = {i for block in blocks if block.at is not None for i in range(block.at, block.last + 1)}
     return frozenset(raised | {i for i, line in enumerate(log.lines)
                                if line.level == "error" or STATES_ERROR.search(line.text)})
@@ -155,7 +149,7 @@ def _errors(log: Log, blocks: Sequence[Block]) -> frozenset[int]:
 
 @functools.cache
 def load() -> Table:
-    """The table that comes with autotune, compiled once. Raises ValueError naming a malformed entry."""
+    """The packaged table, compiled once. Raises ValueError naming a malformed entry."""
     import yaml
 
     source = importlib.resources.files(__package__).joinpath("rules.yaml").read_text(encoding="utf-8")
@@ -183,11 +177,10 @@ def parse(data: Mapping[str, Any]) -> Table:
 
 
 def compiled(pattern: str, words: Mapping[str, str] | None = None) -> re.Pattern[str]:
-    """A pattern of the table: case does not matter, a blank stands for any white space including a line's end.
+    """Compile a pattern of the table for lower-cased text, which is faster than IGNORECASE.
 
-    `<name>` stands for the alternatives that `words` gives for it. The pattern is lower-cased (escapes excepted) and
-    meant for lower-cased text: Python searches that much faster than with IGNORECASE. No line of a log is searched for
-    long (`patterns.forward`).
+    A blank matches any white space including line ends; `<name>` stands for the alternatives in `words`. The search
+    time on a line is bounded (`forward`).
     """
     for name, alternatives in (words or {}).items():
         pattern = pattern.replace(f"<{name}>", f"(?:{alternatives})")
@@ -203,9 +196,9 @@ def _rule(entry: Mapping[str, Any], told: Mapping[str, Rule], words: Mapping[str
     unknown = set(entry) - KEYS
     if unknown:
         raise ValueError(f"unknown key {', '.join(sorted(unknown))}")
-    twin = told.get(entry["category"])
-    explanation = entry.get("explanation") or (twin.explanation if twin else "")
-    next_step = entry.get("next_step") or (twin.next_step if twin else "")
+    known_entry = told.get(entry["category"])
+    explanation = entry.get("explanation") or (known_entry.explanation if known_entry else "")
+    next_step = entry.get("next_step") or (known_entry.next_step if known_entry else "")
     if not explanation or not next_step:
         raise ValueError("explanation and next_step are needed in the first entry of a category")
     stages = frozenset(Stage.parse(s) for s in entry.get("stages", ()))
@@ -220,3 +213,45 @@ def _rule(entry: Mapping[str, Any], told: Mapping[str, Rule], words: Mapping[str
         stage=Stage.parse(entry["stage"]) if "stage" in entry else None, blame=Blame(entry["blame"]),
         blame_by_stage={Stage.parse(s): Blame(b) for s, b in entry.get("blame_by_stage", {}).items()},
         explanation=" ".join(explanation.split()), next_step=" ".join(next_step.split()))
+
+
+ANYTHING = r"[^\n]*"  # the rest of a line, in the table's patterns
+TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.S)  # an escape, a character set, or a character
+
+
+def forward(pattern: str) -> str:
+    """`pattern` with bounded search time: each part after `[^\\n]*` is taken at its first occurrence.
+
+        forward(r"assert[^\\n]*heads[^\\n]*== 0") == r"assert(?>[^\\n]*?heads)(?>[^\\n]*?== 0)"
+
+    Without it, a long line would try every place of one part with every place of the next. The result matches the same
+    lines, except where a part may end in the beginning of the next one.
+    """
+    return "|".join(_chained(one) for one in _split(pattern, "|"))
+
+
+def _chained(pattern: str) -> str:
+    first, *rest = _split(pattern, ANYTHING)
+    return first + "".join(f"(?>{ANYTHING}?{part})" if _width(part) else ANYTHING + part for part in rest)
+
+
+def _width(pattern: str) -> int:
+    """Length of the shortest match of a pattern."""
+    parser: Any = re._parser  # type: ignore[attr-defined]
+    return int(parser.parse(pattern).getwidth()[0])
+
+
+def _split(pattern: str, separator: str) -> list[str]:
+    """Pieces of a pattern between separators outside groups and character sets."""
+    pieces, depth, at = [""], 0, 0
+    while at < len(pattern):
+        if depth == 0 and pattern.startswith(separator, at) and pattern[at + len(separator):at + len(separator) + 1] \
+                not in ("?", "+"):
+            pieces.append("")
+            at += len(separator)
+            continue
+        token = TOKEN.match(pattern, at)[0]  # type: ignore[index]
+        depth += {"(": 1, ")": -1}.get(token, 0)
+        pieces[-1] += token
+        at += len(token)
+    return pieces

@@ -1,10 +1,10 @@
-"""A fault's short name: equal on other ranks, pids, ports, addresses, times, paths, sizes; different for other faults.
+"""Signature of a fault: a short hash that is stable over ranks, pids, ports, addresses, times, paths and sizes.
 
     signature(Stage.LOAD, "ValueError", "Free memory on device (3.2/4.0 GiB) ...",
               [(".../vllm/v1/worker/gpu_worker.py", "init")])
     -> "v1-3f9c21d07a"
 
-What is hashed: stage, exception type, the skeleton of the message's first sentence, and the deepest frames of the
+The hash covers stage, exception type, the skeleton of the message's first sentence, and the deepest frames of the
 engine (file and function without line numbers). A change of these rules needs a new VERSION.
 """
 
@@ -20,8 +20,7 @@ LENGTH = 10
 FRAMES = 2
 MAX_SKELETON = 160
 SHORTEST_SENTENCE = 12
-UNTELLING = {"Exception", "RuntimeError"}
-"""Types that say nothing beyond their message (which the same code often logs before it raises)."""
+GENERIC_TYPES = {"Exception", "RuntimeError"}  # types without information beyond their message
 
 ENGINES = re.compile(
     r"(?:^|[/\\])(?:sglang|sgl_kernel|vllm\w*|tensorrt_llm|flashinfer|deep_ep|deep_gemm|lmdeploy|autotune)[/\\]")
@@ -55,21 +54,21 @@ SENTENCE = re.compile(r"(?<=[a-z0-9)\]'\"`>#])[.!?](?=\s|$)", re.I)
 
 
 def signature(stage: Stage | None, kind: str, message: str, frames: Sequence[tuple[str, str]] = ()) -> str:
-    """The signature of a fault. `kind` is the exception's type, `frames` are (file, function), outermost first."""
+    """Signature of a fault. `kind`: exception type; `frames`: (file, function), outermost first."""
     deepest = [f"{FOLDERS.sub('', file)}:{function}" for file, function in engine_frames(frames)[-FRAMES:]]
     kind = kind.rsplit(".", 1)[-1]
-    parts = [str(stage or ""), "" if message and kind in UNTELLING else kind, re.sub(r"\s+", "", skeleton(message)),
+    parts = [str(stage or ""), "" if message and kind in GENERIC_TYPES else kind, re.sub(r"\s+", "", skeleton(message)),
              *deepest]
     return f"{VERSION}-{digest('|'.join(parts), LENGTH)}"
 
 
 def engine_frames(frames: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those frames that belong to a serving engine or its kernels."""
+    """Frames of a serving engine or its kernels."""
     return [frame for frame in frames if ENGINES.search(PACKAGES.sub("", frame[0]))]
 
 
 def around(message: str, needle: str) -> str:
-    """The part of a message that says `needle`: from the start of its sentence or line to the end of its line."""
+    """Part of a message with `needle`: from the start of its sentence or line to the end of its line."""
     at = message.find(needle)
     if at < 0:
         return message.partition("\n")[0]
@@ -80,10 +79,7 @@ def around(message: str, needle: str) -> str:
 
 
 def skeleton(message: str) -> str:
-    """The first sentence of a message, in lower case and without what varies between runs.
-
-    Error numbers stay: they say what failed.
-    """
+    """First sentence of a message in lower case, without the parts that vary between runs. Error numbers stay."""
     text = message.lower()
     for pattern, into in STEPS:
         text = pattern.sub(into, text)

@@ -1,4 +1,4 @@
-"""Python tracebacks in a cleaned log, also truncated and interleaved ones: frames, exception, message."""
+"""Python tracebacks in a cleaned log, including truncated and interleaved ones."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MAX_MESSAGE_LINES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Lines first..last of a log that form one traceback; `at` is its exception line (None: cut off).
+    """One traceback: lines first..last of a log; `at` is its exception line, None if cut off.
 
-    `frames` are (file, function), outermost first; `code` is the last source line shown.
+    `frames`: (file, function), outermost first. `code`: the last source line shown.
     """
 
     first: int
@@ -77,7 +77,7 @@ def _close(open_: _Open | None, blocks: list[Block]) -> None:
 
 
 def _message(lines: Sequence[Line], at: int, message: str) -> tuple[int, str]:
-    """(last line, message) of an exception whose text may go on below it."""
+    """(last line, message) of an exception with a multi-line message."""
     last = at
     for line in lines[at + 1:at + 1 + MAX_MESSAGE_LINES]:
         ends = (HEADER in line.text or FRAME.match(line.text) or EXCEPTION.match(line.text)

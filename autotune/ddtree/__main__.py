@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-from autotune.ddtree.arguments import parse
-from autotune.ddtree.shape import Shape
+from autotune.ddtree.arguments import Shape, parse
 
 
 def main() -> int:
@@ -15,7 +14,7 @@ def main() -> int:
     import asyncio
     import socket
 
-    from autotune.ddtree.processes import set_logging
+    from autotune.ddtree.replica import set_logging
     from autotune.ddtree.server import Server
 
     set_logging(arguments.log_level)

@@ -1,11 +1,11 @@
 """The command line: flags, what they mean, and the checks that need no device."""
 
+from __future__ import annotations
+
 import argparse
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-
-from autotune.ddtree.shape import Shape
 
 PACKAGED_MODEL = Path(__file__).with_name("packaged")
 
@@ -60,11 +60,11 @@ class Arguments:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "Arguments":
+    def from_json(cls, text: str) -> Arguments:
         return cls(**json.loads(text))
 
 
-def _at_least(lowest: int) -> "argparse._ActionType":
+def _at_least(lowest: int) -> argparse._ActionType:
     def integer(text: str) -> int:
         value = int(text)
         if value < lowest:
@@ -119,3 +119,34 @@ def parse(argv: list[str] | None = None) -> Arguments:
     flag("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="of the log on stderr")
     values = vars(parser.parse_args(argv))
     return Arguments(**{field.name: values[field.name] for field in fields(Arguments)})
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one target and one draft; every length is in elements, every position in tokens."""
+
+    vocab_size: int
+    width: int  # of the residual stream
+    heads: int
+    hidden: int  # inner width of a target MLP
+    layers: int
+    taps: tuple[int, ...]  # the draft reads the residual stream after these target layers, counted from 1
+    draft_layers: int
+    draft_hidden: int
+    block: int  # positions of one draft pass: the last token and block - 1 masks
+    max_position: int
+    rope_base: float
+    eos: int
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    @classmethod
+    def load(cls, directory: Path) -> Shape:
+        """Reads config.json. Raises OSError when it is not there, ValueError or TypeError when it is no shape."""
+        fields = json.loads((directory / "config.json").read_text())
+        return cls(**{**fields, "taps": tuple(fields["taps"])})
+
+    def save(self, directory: Path) -> None:
+        (directory / "config.json").write_text(json.dumps(asdict(self), indent=1) + "\n")

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from autotune.ddtree.cache import Cache
-from autotune.ddtree.executor import Executor, Plan
+from autotune.ddtree.executor import Cache, Executor, Plan
 from autotune.ddtree.model import Draft
 from autotune.ddtree.tree import Tree, best_first, capacity, sight, walk
 

@@ -1,15 +1,17 @@
 """One rank's share of the target: runs a plan over its weights and its part of the cache."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.ddtree.cache import Cache
-from autotune.ddtree.model import Target
+from autotune.ddtree.model import Target, rotate_
 from autotune.ddtree.tree import Bools
 
 
@@ -85,3 +87,109 @@ class Executor:
             x = x[-1:]
         logits = torch.mm(self.target.finish(x), self.target.embedding.t(), out=self.logits[: len(x)])
         return logits.view(slots, -1, logits.shape[1]), taps.view(slots, width, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one pass reads and writes: `width` new tokens in each of some consecutive slots."""
+
+    slots: int
+    width: int
+    rows: Tensor  # [slots * width] rows to write
+    factors: Tensor  # [slots * width, 1, 1, head width / 2] rotary factors
+    keys: tuple[Tensor, ...]  # for each layer [slots, heads, end, head width], what can be seen
+    values: tuple[Tensor, ...]
+    mask: Tensor | None  # [slots, 1, width, end], added to the scores; None: everything is seen
+    causal: bool = False  # a new sequence: every token sees itself and those before
+
+
+class Cache:
+    """Keys and values of `layers` layers for `slots` requests of at most `capacity` tokens each.
+
+    `factors` [capacity, head width / 2] also says which device. Raises RuntimeError (torch's own) when it is full.
+    """
+
+    def __init__(self, layers: int, slots: int, capacity: int, heads: int, factors: Tensor, dtype: torch.dtype) -> None:
+        self.heads, self.slots, self.capacity, self.factors = heads, slots, capacity, factors
+        self.head_width = factors.shape[-1] * 2
+        size = (layers, slots * capacity, 2, heads, self.head_width)
+        self.rows = torch.zeros(size, dtype=dtype, device=factors.device)
+        self.layers = self.rows.unbind(0)
+        # [keys or values, layers, slots, heads, capacity, head width]
+        self.seen = self.rows.view(layers, slots, capacity, 2, heads, -1).permute(3, 0, 1, 4, 2, 5)
+        self.columns = torch.arange(capacity, device=factors.device)
+
+    @property
+    def bytes(self) -> int:
+        return self.rows.numel() * self.rows.element_size()
+
+    def view(self, first: int, lengths: list[int], depths: list[list[int]], sees: Tensor) -> View:
+        """The pass that adds the same number of tokens to slots of the given lengths, at positions length + depth.
+
+        depths is [slots][width]; sees [slots, width, width] is true where a new token sees another.
+        """
+        slots, width = len(depths), len(depths[0])
+        device = self.factors.device
+        # A multiple of eight, as the faster attention kernels on CUDA want a mask to be.
+        end = min(-(-(max(lengths) + width) // 8) * 8, self.capacity)
+        positions = [length + depth for length, row in zip(lengths, depths, strict=True) for depth in row]
+        factors = self.factors[torch.tensor(positions, device=device)][:, None, None]
+        if slots == 1:
+            length = lengths[0]
+            start = first * self.capacity + length
+            rows, mask = torch.arange(start, start + width, device=device), None
+            if width == 1:
+                end = length + 1
+            else:
+                mask = torch.zeros((1, 1, width, end), dtype=self.rows.dtype, device=device)
+                mask[0, 0, :, length:] = -torch.inf
+                mask[0, 0, :, length : length + width].masked_fill_(sees[0].to(device), 0.0)
+        else:
+            begin = torch.tensor(lengths, device=device)[:, None]
+            new = begin + self.columns[:width]
+            rows = (new + torch.arange(first, first + slots, device=device)[:, None] * self.capacity).flatten()
+            hidden = (self.columns[:end] >= begin).unsqueeze(1).repeat(1, width, 1)
+            hidden.scatter_(2, new.unsqueeze(1).expand(-1, width, -1), sees.to(device).logical_not())
+            mask = torch.zeros(hidden.shape, dtype=self.rows.dtype, device=device)
+            mask = mask.masked_fill_(hidden, -torch.inf).unsqueeze(1)
+        return View(slots, width, rows, factors, *self.seen_until(first, slots, end), mask)
+
+    def prompt_view(self, first: int, slots: int, length: int) -> View:
+        """The pass that fills empty slots with `length` tokens each, every token seeing itself and those before."""
+        rows = (
+            self.columns[:length]
+            + torch.arange(first, first + slots, device=self.columns.device)[:, None] * self.capacity
+        )
+        factors = self.factors[:length].repeat(slots, 1)[:, None, None]
+        return View(slots, length, rows.flatten(), factors, *self.seen_until(first, slots, length), None, causal=True)
+
+    def seen_until(self, first: int, slots: int, end: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Keys and values of every layer, as a `View` has them."""
+        keys, values = self.seen[:, :, first : first + slots, :, :end]
+        return keys.unbind(0), values.unbind(0)
+
+    def attend(self, layer: int, qkv: Tensor, view: View) -> Tensor:
+        """Writes the new keys and values and attends: qkv [n, 3 * heads * head width] gives [n, heads * head width]."""
+        parts = qkv.view(-1, 3, self.heads, self.head_width)
+        rotate_(parts[:, :2], view.factors)
+        self.layers[layer].index_copy_(0, view.rows, parts[:, 1:])
+        queries = parts[:, 0].view(view.slots, view.width, self.heads, self.head_width).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(
+            queries, view.keys[layer], view.values[layer], view.mask, is_causal=view.causal
+        )
+        return mixed.transpose(1, 2).reshape(-1, self.heads * self.head_width)
+
+    def write(self, layer: int, keys_values: Tensor, rows: Tensor, factors: Tensor) -> None:
+        """Writes keys and values [n, 2 * heads * head width] that another network gave, keys not yet rotated."""
+        parts = keys_values.view(-1, 2, self.heads, self.head_width)
+        rotate_(parts[:, 0], factors)
+        self.layers[layer].index_copy_(0, rows, parts)
+
+    def keep(self, source: Tensor, destination: Tensor) -> None:
+        """Copies rows source [n] to rows destination [n] in every layer, as if all were read before any is written."""
+        self.rows[:, destination] = self.rows[:, source]
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        """Copies the first `length` positions of one slot to another."""
+        start, target = source * self.capacity, destination * self.capacity
+        self.rows[:, target : target + length] = self.rows[:, start : start + length]

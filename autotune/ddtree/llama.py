@@ -28,10 +28,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from autotune.ddtree import train, weights
-from autotune.ddtree.arguments import PACKAGED_MODEL
-from autotune.ddtree.model import Target, rotations
-from autotune.ddtree.shape import Shape
+from autotune.ddtree.arguments import PACKAGED_MODEL, Shape
+from autotune.ddtree.model import Target, load_weights, rotations
+from autotune.ddtree.passes import continue_text, optimise, run_target, say
+from autotune.ddtree.train import TEMPERATURES, encode, read_text
 
 END = "<|endoftext|>"
 FILES = 240  # of the corpus that are read
@@ -109,9 +109,9 @@ def train_draft(tensors: Mapping[str, Tensor], shape: Shape, stream: Tensor, lay
         return stream[at + torch.arange(length)].long()
 
     while not written or time.monotonic() - start < WRITING * seconds:
-        written.append(train.continue_text(target, shape, windows(PROMPTS, PROMPT), NEW, train.TEMPERATURES))
+        written.append(continue_text(target, shape, windows(PROMPTS, PROMPT), NEW, TEMPERATURES))
     text = torch.cat(written)
-    train.say(f"the target wrote {len(text) * NEW} tokens")
+    say(f"the target wrote {len(text) * NEW} tokens")
     small = replace(shape, layers=layers, taps=(layers,))
     names = ("embedding", "norm", *(n for n in tensors if n.startswith("target.") and int(n.split(".")[1]) < layers))
     learned = {name: tensors[name].clone() for name in names}
@@ -123,15 +123,15 @@ def train_draft(tensors: Mapping[str, Tensor], shape: Shape, stream: Tensor, lay
         own = text[torch.randint(len(text), (BATCH,), generator=generator)]
         tokens = own if steps % 2 else windows(BATCH, PROMPT + NEW)
         with torch.no_grad():
-            last, _ = train.run_target(target, shape, tokens, factors)
+            last, _ = run_target(target, shape, tokens, factors)
             taught = F.linear(target.finish(last[:, PROMPT - 1:-1]), target.embedding).softmax(-1)
-        x, _ = train.run_target(draft, small, tokens, factors)
+        x, _ = run_target(draft, small, tokens, factors)
         guesses = F.linear(draft.finish(x[:, PROMPT - 1:-1]), draft.embedding).log_softmax(-1)
         hard = guesses.gather(-1, tokens[:, PROMPT:, None])[..., 0]
         return -(((taught * guesses).sum(-1) + hard) * 0.5).mean()
 
     left = max(LEAST_S, seconds - (time.monotonic() - start))
-    train.optimise(list(learned.values()), loss, 2e-3, left, torch.device("cpu"), "draft")
+    optimise(list(learned.values()), loss, 2e-3, left, torch.device("cpu"), "draft")
     return learned, small
 
 
@@ -146,13 +146,13 @@ def main() -> None:
     flag("--idle-layers", type=int, default=0, help="layers without an effect, appended to the target")
     flag("--corpus", type=Path, default=Path(sysconfig.get_paths()["stdlib"]), help="directory of .py files")
     given = parser.parse_args()
-    shape, tensors = Shape.load(PACKAGED_MODEL), weights.load(PACKAGED_MODEL)
+    shape, tensors = Shape.load(PACKAGED_MODEL), load_weights(PACKAGED_MODEL)
     tokenizer = Tokenizer.from_file(str(PACKAGED_MODEL / "tokenizer.json"))
     write(given.target, tensors, shape, tokenizer, given.idle_layers)
-    texts, _ = train.read_text(given.corpus)
-    stream = train.encode(tokenizer, texts[:: max(1, len(texts) // FILES)], shape.eos)
+    texts, _ = read_text(given.corpus)
+    stream = encode(tokenizer, texts[:: max(1, len(texts) // FILES)], shape.eos)
     write(given.draft, *train_draft(tensors, shape, stream, given.draft_layers, given.minutes * 60), tokenizer)
-    train.say(f"wrote {given.target} and {given.draft}")
+    say(f"wrote {given.target} and {given.draft}")
 
 
 if __name__ == "__main__":

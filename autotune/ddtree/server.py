@@ -16,10 +16,8 @@ from aiohttp import web
 from tokenizers import Tokenizer
 
 from autotune.ddtree import __version__
-from autotune.ddtree.arguments import Arguments
-from autotune.ddtree.processes import stop
-from autotune.ddtree.replica import Counters, Replica, Step
-from autotune.ddtree.shape import Shape
+from autotune.ddtree.arguments import Arguments, Shape
+from autotune.ddtree.replica import Counters, Replica, Step, stop
 
 log = logging.getLogger("ddtree")
 

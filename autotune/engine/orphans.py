@@ -2,7 +2,7 @@
 
 A launch's folder holds owner.json (pids with start times, session, marker, boot) from its start and
 exit.json from its end. A record of another boot, or a pid with another start time, is ignored.
-Only the standard library is used: the supervisor's promises must hold on a host without packages.
+Only the standard library is used: the supervisor must start fast.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import pathlib
 import signal
 import time
+from collections.abc import Iterator
 
 from autotune.utils.files import read_plain
 
@@ -47,11 +48,6 @@ def tuner_lives(folder: pathlib.Path) -> bool:
         return False
 
 
-def boot_id() -> str:
-    """Identity of this boot; pids of another boot mean nothing."""
-    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def end_launch(folder: pathlib.Path) -> int:
     """End every process of one launch; returns how many were alive. The supervisor gets WAIT_S to do it first."""
     try:
@@ -59,20 +55,18 @@ def end_launch(folder: pathlib.Path) -> int:
         if owner["boot"] != boot_id():
             return 0
         supervisor, supervisor_started = int(owner["supervisor"]), str(owner["supervisor_started"])
-        session, marker, oldest = int(owner["session"]), str(owner["marker"]), int(owner["server_started"])
+        launch = int(owner["session"]), str(owner["marker"]), int(owner["server_started"])
     except DAMAGED:
         return 0
-    first = members(session, marker, oldest)
+    first = members(*launch)
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline and start_time(supervisor) == supervisor_started:
         time.sleep(0.05)  # its control pipe is closed, so it is ending the server
     if start_time(supervisor) == supervisor_started:
-        with contextlib.suppress(OSError):
-            os.kill(supervisor, signal.SIGKILL)
-    while alive := members(session, marker, oldest):
+        kill(supervisor)
+    while alive := members(*launch):
         for pid in alive:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+            kill(pid)
         time.sleep(0.02)
     return len(first)
 
@@ -84,26 +78,44 @@ def members(session: int, marker: str, oldest: int) -> set[int]:
     """
     found = set()
     wanted = f"AUTOTUNE_LAUNCH={marker}".encode()
-    for entry in pathlib.Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = (entry / "stat").read_bytes()
-            fields = stat[stat.rindex(b")") + 2:].split()
-            if fields[0] == b"Z" or int(fields[19]) < oldest:
-                continue
-            if int(fields[3]) == session or wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.add(int(entry.name))
-        except (OSError, ValueError, IndexError):
-            continue
+    for pid, fields in processes():
+        if fields[0] != b"Z" and int(fields[19]) >= oldest:
+            with contextlib.suppress(OSError):
+                environ = pathlib.Path("/proc", str(pid), "environ")
+                if int(fields[3]) == session or wanted in environ.read_bytes().split(b"\0"):
+                    found.add(pid)
     return found
 
 
+def processes() -> Iterator[tuple[int, list[bytes]]]:
+    """(pid, `stat_fields`) of every process, zombies included."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                yield int(name), stat_fields(int(name))
+
+
+def stat_fields(pid: int) -> list[bytes]:
+    """Fields of /proc/PID/stat: 0 state, 1 parent, 3 session, 19 start in ticks. Raises OSError, ValueError."""
+    stat = pathlib.Path("/proc", str(pid), "stat").read_bytes()
+    return stat[stat.rindex(b")") + 2:].split()
+
+
 def start_time(pid: int) -> str | None:
-    """A process's start time in clock ticks since boot; None when it does not run."""
+    """A process's start time in clock ticks, with the pid its identity until reboot; None when it does not run."""
     try:
-        stat = pathlib.Path("/proc", str(pid), "stat").read_bytes()
-        fields = stat[stat.rindex(b")") + 2:].split()
+        fields = stat_fields(pid)
     except (OSError, ValueError):
         return None
     return None if fields[0] == b"Z" else fields[19].decode()
+
+
+def boot_id() -> str:
+    """Identity of this boot; pids of another boot mean nothing."""
+    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal; a process that is gone is no error."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)

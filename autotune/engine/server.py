@@ -35,6 +35,7 @@ from autotune.utils.redact import Redactor
 
 POLL_S = 0.1
 HEALTH_S = 10.0
+SETTLE_S = 2.0  # for a server that just failed a request to exit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,14 +227,14 @@ class Server:
         try:
             answer = ask(self.url + path, body, within_s=self.settings.request_timeout_s)
             if answer.status != 200:
-                return f"POST {path}: HTTP {answer.status}: {answer.text[:300]!r}"
+                return f"POST {path}: HTTP {answer.status}: {self.redactor.text(answer.text)[:300]!r}"
             produced = count(usage_of(answer.json()), "completion_tokens")
         except NoAnswer as error:
             return f"POST {path}: no answer: {error}"
         except BadAnswer as error:
             return f"POST {path}: bad answer: {error}"
         if produced is None:
-            return f"POST {path}: an answer without token counts: {answer.text[:300]!r}"
+            return f"POST {path}: an answer without token counts: {self.redactor.text(answer.text)[:300]!r}"
         return None if produced else f"POST {path}: no token generated"
 
     def model_name(self) -> str | None:
@@ -273,7 +274,7 @@ class Server:
 
     def _settle(self) -> None:
         """Give a server that just failed a request a moment to exit, for its exit status."""
-        deadline = time.monotonic() + 2.0
+        deadline = time.monotonic() + SETTLE_S
         while self.alive and time.monotonic() < deadline:
             time.sleep(POLL_S)
 

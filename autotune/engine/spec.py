@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
@@ -28,6 +27,8 @@ T = TypeVar("T")
 PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_.]*)\}")
 
 UrlPath = Annotated[str, Meta(pattern=r"^/[!-~]*\Z", description="a path on the server such as /health")]
+InnerPath = Annotated[str, Meta(pattern=r"^(?!/|\.\Z|(.*/)?\.\.(/|\Z)).+\Z",
+                                description="a file or folder below the module's own")]
 Flag = Annotated[str, Meta(description="a flag such as --name")]
 Seconds = Annotated[float, Meta(ge=0, description="a number of seconds")]
 Words = Annotated[list[Value], Meta(description="a list of words")]
@@ -166,16 +167,8 @@ class _VersionFile(msgspec.Struct, forbid_unknown_fields=True):
     package: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z",
                                  description="the name of a Python package")] | None = None
     use: Value | None = None
-    spelled_in: tuple[str, ...] | None = None
-    named_in: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.use is not None and not is_version(str(self.use)):
-            raise ValueError(f"version.use must be a version such as 0.5.23, not {self.use!r}")
-        for name in (*(self.spelled_in or ()), *(self.named_in or ())):
-            path = pathlib.PurePath(name)
-            if path.is_absolute() or ".." in path.parts or not path.parts:
-                raise ValueError(f"{name!r} must be a file or folder below the module's own")
+    spelled_in: tuple[InnerPath, ...] | None = None
+    named_in: tuple[InnerPath, ...] | None = None
 
 
 class _StopFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -206,6 +199,8 @@ class _EngineFile(msgspec.Struct, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name in self.stage_limits_s or ():
             stage_of(name)
+        if self.version and self.version.use is not None and not is_version(str(self.version.use)):
+            raise ValueError(f"version.use must be a version such as 0.5.23, not {self.version.use!r}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,7 @@ on exit, and a killed supervisor would leave its server behind. The supervisor
   SIGKILL after `term_s`;
 - writes folder/owner.json at the start and folder/exit.json at the end, and exits 0.
 
-It imports only `autotune.utils.files` and `autotune.utils.redact`, which need no library: it must start fast and
-stay small.
+It imports no library, because it must start fast and stay small.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from autotune.engine.orphans import boot_id, kill, processes, start_time, stat_fields
 from autotune.utils.files import fresh, write_json
 from autotune.utils.redact import Redactor
 
@@ -141,20 +141,16 @@ class BoundedLog:
 
 
 def descendants() -> set[int]:
-    """Pids of every live descendant of this process, from /proc (Linux)."""
+    """Pids of every descendant of this process, zombies included."""
     parents: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                stat = pathlib.Path("/proc", entry, "stat").read_bytes()
-                parents.setdefault(int(stat[stat.rindex(b")") + 2:].split()[1]), []).append(int(entry))
+    for pid, fields in processes():
+        parents.setdefault(int(fields[1]), []).append(pid)
     found: set[int] = set()
     todo = [os.getpid()]
     while todo:
-        for child in parents.get(todo.pop(), []):
-            if child not in found:
-                found.add(child)
-                todo.append(child)
+        children = set(parents.get(todo.pop(), [])) - found
+        found |= children
+        todo += children
     return found
 
 
@@ -177,34 +173,21 @@ def end_all(term_s: float, main_pid: int) -> dict[int, int]:
         os.killpg(main_pid, signal.SIGTERM)
     deadline = time.monotonic() + term_s
     while alive := descendants():
-        if time.monotonic() > deadline:
-            for pid in alive:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-        elif main_pid not in alive:
-            for pid in alive:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGTERM)
+        late = time.monotonic() > deadline
+        for pid in alive if late or main_pid not in alive else ():
+            kill(pid, signal.SIGKILL if late else signal.SIGTERM)
         time.sleep(0.02)
         ended.update(reap())
     ended.update(reap())
     return ended
 
 
-def started(pid: int) -> str:
-    """A process's start time in clock ticks; with the pid, its identity until reboot."""
-    stat = pathlib.Path("/proc", str(pid), "stat").read_bytes()
-    return stat[stat.rindex(b")") + 2:].split()[19].decode()
-
-
-def supervise(order: dict[str, object], control: int) -> int:
+def supervise(order: dict[str, Any], control: int) -> int:
     """Run one server to its end, as the module's docstring says. `control` closes when the tuner is done or dead."""
-    tuner = int(str(order["tuner"]))
-    tuner_started = started(tuner)
+    tuner_started = start_time(order["tuner"])
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    folder = pathlib.Path(str(order["folder"]))
-    log = BoundedLog(folder / "server.log", int(str(order["log_limit_bytes"])),
-                     Redactor(order["secrets"]))  # type: ignore[arg-type]
+    folder = pathlib.Path(order["folder"])
+    log = BoundedLog(folder / "server.log", order["log_limit_bytes"], Redactor(order["secrets"]))
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
@@ -213,27 +196,23 @@ def supervise(order: dict[str, object], control: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     try:
-        server = subprocess.Popen(order["argv"], cwd=str(order["cwd"]), env=order["env"],  # type: ignore[call-overload]
-                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  start_new_session=True)
+        server = subprocess.Popen(order["argv"], cwd=order["cwd"], env=order["env"], stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     except (OSError, ValueError) as error:  # a null character in an argument, an = in a variable's name
         log.write(f"autotune: cannot start the server: {error}\n".encode())
         log.close()
-        _write_exit(folder / "exit.json", {"exit_status": 127, "ended_by": "start", "left": 0})
+        _write_exit(folder, 127, "start")
         return 0
     output = server.stdout
     assert output is not None
     ended: dict[int, int] = {}
     ended_by = "itself"
-    left = 0
     try:
-        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         write_json(folder / "owner.json", {
-            "boot": boot, "supervisor": os.getpid(), "supervisor_started": started(os.getpid()),
-            "tuner": tuner, "tuner_started": tuner_started,
-            "server": server.pid, "server_started": started(server.pid), "session": server.pid,
-            "marker": order["env"]["AUTOTUNE_LAUNCH"], "port": order.get("port"),  # type: ignore[index]
-        })
+            "boot": boot_id(), "supervisor": os.getpid(), "supervisor_started": start_time(os.getpid()),
+            "tuner": order["tuner"], "tuner_started": tuner_started,
+            "server": server.pid, "server_started": stat_fields(server.pid)[19].decode(), "session": server.pid,
+            "marker": order["env"]["AUTOTUNE_LAUNCH"], "port": order["port"]})
         sources = [control, wake_read, output.fileno()]
         while server.pid not in ended:
             for source in select.select(sources, [], [], FLUSH_S)[0]:
@@ -254,18 +233,17 @@ def supervise(order: dict[str, object], control: int) -> int:
         drained = threading.Thread(target=drain, args=(output, log), daemon=True)
         drained.start()
         left = len(descendants() - {server.pid})
-        ended.update(end_all(float(str(order["term_s"])), server.pid))
+        ended.update(end_all(order["term_s"], server.pid))
     drained.join(5)
     log.close()
-    _write_exit(folder / "exit.json", {"exit_status": ended.get(server.pid), "ended_by": ended_by,
-                                 "left": left if ended_by == "itself" else 0})
+    _write_exit(folder, ended.get(server.pid), ended_by, left if ended_by == "itself" else 0)
     return 0
 
 
-def _write_exit(path: pathlib.Path, value: object) -> None:
-    """Write exit.json; on a full disk only the exit status is lost."""
+def _write_exit(folder: pathlib.Path, exit_status: int | None, ended_by: str, left: int = 0) -> None:
+    """Write exit.json; on a full disk only the exit status is lost. `left`: processes that outlived the server."""
     with contextlib.suppress(OSError):
-        write_json(path, value)
+        write_json(folder / "exit.json", {"exit_status": exit_status, "ended_by": ended_by, "left": left})
 
 
 def drain(output: BinaryIO, log: BoundedLog) -> None:
@@ -288,16 +266,15 @@ def main() -> int:
         step_apart()
     line = b""
     while not line.endswith(b"\n"):
-        byte = os.read(0, 65536)
-        if not byte:
+        data = os.read(0, 65536)
+        if not data:
             return 1
-        line += byte
+        line += data
     order = json.loads(line)
     try:
         return supervise(order, 0)
     except Exception as error:  # any failure here is no fault of the configuration
-        _write_exit(pathlib.Path(order["folder"]) / "exit.json", {
-            "exit_status": None, "ended_by": f"{FAILED}{type(error).__name__}: {error}", "left": 0})
+        _write_exit(pathlib.Path(order["folder"]), None, f"{FAILED}{type(error).__name__}: {error}")
         return 1
 
 

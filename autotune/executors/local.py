@@ -21,7 +21,7 @@ import msgspec
 
 from autotune.config.settings import Settings
 from autotune.crash.classify import classify
-from autotune.crash.host_evidence import HostSnapshot
+from autotune.crash.exit_status import HostSnapshot
 from autotune.engine.command import build
 from autotune.engine.gpus import Gpus, gpu_memory_used_mib
 from autotune.engine.server import Failure, Server, SupervisorFailed, free_port, suspended_s
@@ -29,7 +29,6 @@ from autotune.executors import preflight
 from autotune.executors.base import Executor, LaunchCancelled, Progress, RunningServer
 from autotune.loadgen.client import ClientDied
 from autotune.loadgen.spec import Target
-from autotune.measure.correctness import sentence
 from autotune.measure.limits import Limits
 from autotune.measure.objective import invalid_reasons
 from autotune.measure.workload import target_of
@@ -138,7 +137,7 @@ class LocalServer(RunningServer):
         verdict, problem = self.executor.gate.check(self._target(), is_baseline, self.server.redactor.text)
         if verdict is not None:
             self.agreement = verdict.agreement
-            problem = sentence(verdict) if verdict.wrong else ""
+            problem = verdict.problem if verdict.wrong else ""
         if not problem:
             return None
         failure = self.server.failure("hung" if LATE in problem else "bad_answer", problem)

@@ -17,7 +17,7 @@ from autotune.engine.gpus import Gpus, gpu_users, visible_gpus
 from autotune.engine.host import engine_version, installed, interpreter_problem
 from autotune.engine.spec import EngineSpec, matches, text
 from autotune.executors.topology import of_cores
-from autotune.loadgen.prompts import read_prompts
+from autotune.loadgen.requests import read_prompts
 from autotune.power.meter import MeterUnavailable, Powered, PowerSettings
 from autotune.power.registry import open_meter
 from autotune.records import Config, HostCannotRun, UsageError, Value

@@ -1,10 +1,8 @@
-"""The tuner's end of the load client: starts its process, follows its counters, takes its replies."""
+"""The tuner's end of the load client: starts its process, follows its counters, collects its replies."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import os
 import pathlib
 import select
@@ -12,51 +10,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from types import TracebackType
 
+import msgspec
+
 import autotune
-from autotune.loadgen.result import Reply, unpacked
+from autotune.loadgen.result import Final, Reply, Tick, unpacked
 from autotune.loadgen.spec import LoadOrder
 from autotune.records import AutotuneError
 
 STOP_S = 60.0
-DRAIN_S = 2.0  # between two readings of counters, long before they fill the pipe
+DRAIN_S = 2.0  # between two reads of counters, long before they fill the pipe
+_decode = msgspec.json.Decoder(Tick | Final).decode
 
 
 class ClientDied(AutotuneError):
-    """The load client's process ended by itself, or was killed: no server's fault."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Tick:
-    """Counters of a running load at `t` (CLOCK_MONOTONIC seconds).
-
-    `counted` tokens are the server's own running counts, of streams that are read late with what they are taken to have
-    got since; `events` come from streams without them, of which
-    each stands for `ratio` tokens as far as finished requests tell. `wait_s` is the time that the client was
-    ready to run and did not, None where the system does not say.
-    """
-
-    t: float
-    counted: float
-    events: int
-    ratio: float
-    in_flight: int
-    finished: int
-    kinds: Mapping[str, int]
-    details: Mapping[str, str]
-    cpu_s: float
-    wait_s: float | None
-
-    @property
-    def tokens(self) -> float:
-        return self.counted + self.events * self.ratio
-
-    @property
-    def errors(self) -> int:
-        """Failed requests; retries and late arrivals are not failures."""
-        return sum(n for kind, n in self.kinds.items() if kind not in ("retry", "late"))
+    """The load client's process ended by itself or was killed. The server is not to blame."""
 
 
 class LoadClient:
@@ -77,9 +46,9 @@ class LoadClient:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._out = self._process.stdout.fileno()
         self._gone = select.poll()
-        self._gone.register(self._out, 0)  # of its end only, so that no counter wakes this process
+        self._gone.register(self._out, 0)  # only its end is reported, so that no counter wakes this process
         try:
-            self._process.stdin.write(self.order.to_json().encode() + b"\n")
+            self._process.stdin.write(self.order.to_json() + b"\n")
             self._process.stdin.flush()
         except OSError:
             self._fail()
@@ -92,7 +61,7 @@ class LoadClient:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with _quiet():
+                with contextlib.suppress(OSError):
                     pipe.close()
         self._stderr.close()
 
@@ -110,7 +79,7 @@ class LoadClient:
     def stop(self) -> list[Reply]:
         """End the load and return every request of it, those still in flight included."""
         assert self._process.stdin is not None
-        with _quiet():
+        with contextlib.suppress(OSError):
             self._process.stdin.write(b"stop\n")
             self._process.stdin.flush()
         end = time.monotonic() + STOP_S
@@ -122,18 +91,20 @@ class LoadClient:
                 select.select([self._out], [], [], 0.5)
                 self._read()
                 continue
-            row = json.loads(line)
-            if "final" not in row:
-                self.ticks.append(Tick(**row))
+            message = _decode(line)
+            if isinstance(message, Tick):
+                self.ticks.append(message)
                 continue
-            while len(self._buffer) < row["final"]:
+            while len(self._buffer) < message.size:
                 self._read()
-            return unpacked(row["replies"], self._buffer[:row["final"]])
+            return unpacked(self._buffer[:message.size])
 
     def _take(self) -> None:
         self._read()
         while (line := self._line()) is not None:
-            self.ticks.append(Tick(**json.loads(line)))
+            message = _decode(line)
+            assert isinstance(message, Tick)
+            self.ticks.append(message)
 
     def _line(self) -> bytes | None:
         line, end, rest = self._buffer.partition(b"\n")
@@ -153,8 +124,4 @@ class LoadClient:
         self._stderr.seek(0)
         lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
         raise ClientDied(f"the load client ended with status {self._process.returncode}"
-                            + (f": {lines[-1]}" if lines else ""))
-
-
-def _quiet() -> contextlib.suppress:
-    return contextlib.suppress(OSError)
+                         + (f": {lines[-1]}" if lines else ""))

@@ -1,7 +1,7 @@
-"""Requests and their answers on the load client's connections: sent, read and digested with as little work as possible.
+"""The load client's connections: requests sent, answers read and parsed with as little work as possible.
 
-What is read gets the time at which the kernel had it (`system.receiver`), however late the client came to read it; so
-reading can wait until several streams, or one stream several times, have brought something.
+Bytes have the time at which the kernel received them (`http1.receiver`), however late they are read, so reading can
+wait until several streams, or one stream several times, have brought something.
 """
 
 from __future__ import annotations
@@ -12,21 +12,71 @@ import select
 import socket
 import time
 
-from autotune.loadgen import sockets, sse
-from autotune.loadgen.http1 import Framing
+from autotune.loadgen import http1
+from autotune.loadgen.http1 import AnswerParser, Receive
 from autotune.loadgen.read_batching import FEWEST_WATCHED, LEAST_TIMEOUT_S, LONGEST_S, MOST_WATCHED, UNSEEN_S, Pacing
-from autotune.loadgen.requests import RequestSource
-from autotune.loadgen.result import Reply
-from autotune.loadgen.slot import CONNECTING, IDLE, READING, Slot
+from autotune.loadgen.requests import Request, RequestSource
+from autotune.loadgen.result import Reply, Tally
 from autotune.loadgen.spec import LoadOrder
-from autotune.loadgen.tally import Tally
+from autotune.loadgen.wire_formats import CHUNK_OF_EVENTS, TokenStream, begins_counting
 from autotune.utils.http import BadAnswer
 
 LAST_READS = 64  # of one connection when the load ends, however fast its server sends
-BACKOFF_S = (0.025, 1.0)  # a closed-loop connection pauses after errors in a row, from the first to the second
+BACKOFF_S = (0.025, 1.0)  # pause of a closed-loop connection after errors in a row, first and longest
+ERROR_CHARS = 2000  # kept of an error's body
+CONNECTING, READING, IDLE = range(3)
 
 
-class Exchanges:
+class Slot:
+    """One connection and the request in flight on it, moved by `Connections`.
+
+    `interest` is what the poller watches for on `fd`. `parts` were read at the times `stamps` and are not parsed yet.
+    `plain`: the next bytes belong to a running stream. A `watched` slot is read at once, others when the kernel has
+    `wait` bytes, or at `read_by` (CLOCK_MONOTONIC seconds). `size` is the payload so far in bytes.
+    """
+
+    __slots__ = ("fd", "interest", "number", "out", "parser", "parts", "plain", "read_by", "receive", "reply",
+                 "request", "size", "sock", "stamps", "state", "stream", "used", "wait", "watched")
+
+    def __init__(self, number: int, watched: bool = True) -> None:
+        self.number = number
+        self.watched = watched
+        self.wait = 1
+        self.size = 0
+        self.read_by = 0.0
+        self.sock: socket.socket | None = None
+        self.fd = -1
+        self.interest = select.POLLIN
+        self.receive: Receive = _no_socket
+        self.state = IDLE
+        self.parts: list[bytes] = []
+        self.stamps: list[float] = []
+        self.plain = False
+        self.out = b""  # request bytes still to be sent
+        self.used = False  # this connection has carried an answer before
+        self.request: Request | None = None
+        self.reply: Reply | None = None
+        self.parser = AnswerParser()
+        self.stream = TokenStream()
+
+    def wait_for(self, size: int) -> None:
+        """Have the kernel report this connection when `size` bytes are there, or its end."""
+        if size != self.wait and self.sock is not None:
+            self.wait = size
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
+    def close(self) -> None:
+        """Close the socket; the slot can be connected again."""
+        if self.sock is not None:
+            self.sock.close()
+        self.sock, self.fd, self.receive, self.wait = None, -1, _no_socket, 1
+
+
+def _no_socket() -> tuple[bytes, float]:
+    raise OSError("no connection to read from")
+
+
+class Connections:
     """The connections of a `LoadOrder`, each with at most one request in flight; a closed loop replaces finished ones.
 
     `by_fd` finds the slot that `poller` reports. Every `now` is in CLOCK_MONOTONIC seconds.
@@ -41,29 +91,29 @@ class Exchanges:
         watch_all = (order.watch_all or not order.load.ignore_eos or order.load.concurrency <= FEWEST_WATCHED
                      or order.load.token_timeout_s < LEAST_TIMEOUT_S)
         self.slots = [Slot(number, watched=watch_all) for number in range(order.load.concurrency)]
-        self.pacing = Pacing(enabled=not watch_all and sockets.can_wait_for_bytes())
+        self.pacing = Pacing(enabled=not watch_all and http1.can_wait_for_bytes())
         self.by_fd: dict[int, Slot] = {}
-        self.poller = sockets.poller()
+        self.poller = http1.poller()
         self.tally = Tally()
-        self.pausing: list[tuple[float, Slot]] = []  # slots that pause after an error
-        self._ended: list[tuple[Reply, int | None, sse.TokenStream, float]] = []
+        self.pausing: list[tuple[float, Slot]] = []  # (end of the pause, slot)
+        self._ended: list[tuple[Reply, int | None, TokenStream, float]] = []
         self.closed_loop = order.load.rate_per_s is None
 
     # Reading
 
     def ready(self, slot: Slot, mask: int, now: float) -> None:
-        """The poller reports a slot that isn't in the midst of a stream."""
+        """Handle an event of the poller on a slot that is not in the midst of a stream."""
         if slot.state == READING and not slot.out:
             self.read(slot, now)
         else:
             self._progress(slot, mask, now)
 
     def read(self, slot: Slot, now: float) -> float:
-        """Read once and digest at once, but for a beginning as it should be, which the next look digests.
+        """Read once and parse at once, except for an ordinary beginning of an answer, which `look` parses.
 
         Returns when the last of it arrived, `now` when nothing could be read.
         """
-        slot.look_at = now + LONGEST_S
+        slot.read_by = now + LONGEST_S
         try:
             data, arrived = slot.receive()
         except OSError as error:
@@ -71,21 +121,21 @@ class Exchanges:
             return now
         slot.parts.append(data)
         slot.stamps.append(arrived)
-        if slot.watched or slot.reply is None or not self.pacing.token_bytes or not sse.begins_counting(data):
-            self.digest(slot, now)
+        if slot.watched or slot.reply is None or not self.pacing.token_bytes or not begins_counting(data):
+            self.parse(slot, now)
         else:
             slot.wait_for(self.pacing.rest_bytes(slot.reply.wanted_tokens))
         return arrived
 
     def look(self, now: float) -> None:
-        """Digest what was read, read the streams that have gathered bytes for long, and account for what ended.
+        """Parse what was read, read the streams that have gathered bytes for long, and account for ended requests.
 
         Many together cost half of what one by one do, each after a wait in which other processes had the caches.
         """
         for slot in self.slots:
             if slot.parts:
-                self.digest(slot, now)
-            elif slot.wait > 1 and slot.look_at <= now and slot.state == READING:
+                self.parse(slot, now)
+            elif slot.wait > 1 and slot.read_by <= now and slot.state == READING:
                 reply = slot.reply
                 if now - self.read(slot, now) > UNSEEN_S and slot.reply is not reply:
                     self.pacing.saw_late_end()
@@ -96,136 +146,125 @@ class Exchanges:
         self.closed_loop = False
         for slot in self.slots:
             if slot.parts:
-                self.digest(slot, now)
+                self.parse(slot, now)
             for _ in range(LAST_READS):
                 if slot.state != READING or slot.out or self.read(slot, now) == now:
                     break  # nothing more is there
                 if slot.parts:
-                    self.digest(slot, now)
+                    self.parse(slot, now)
         self.account()
 
     def failed_read(self, slot: Slot, now: float, error: OSError) -> None:
-        """A read that failed; nothing when only nothing was there."""
+        """Handle a read that failed; no bytes to read is no failure."""
         if isinstance(error, BlockingIOError):
             return
-        self.digest(slot, now)
+        self.parse(slot, now)
         if slot.state == READING and slot.reply is not None:
             self.broken(slot, now, "reset", str(error))
 
-    def digest(self, slot: Slot, now: float) -> None:
-        """Take in what was read. An empty read is the end of the connection."""
-        parts, stamps, framing, reply = slot.parts, slot.stamps, slot.framing, slot.reply
+    def parse(self, slot: Slot, now: float) -> None:
+        """Parse what was read. An empty read is the end of the connection."""
+        parts, stamps, parser, stream, reply = slot.parts, slot.stamps, slot.parser, slot.stream, slot.reply
         slot.parts, slot.stamps = [], []
         closed = bool(parts) and not parts[-1]
         if closed:
             parts.pop()
             stamps.pop()
+        known = len(stream.counts)
         try:
-            if slot.plain:
-                self._take(slot, parts, stamps)
-            else:
-                for data, stamp in zip(parts, stamps, strict=True):
-                    self._take_careful(slot, data, stamp)
-            if framing.done or (closed and framing.eof()):
+            for data, stamp in zip(parts, stamps, strict=True):
+                self._take(slot, data, stamp)
+            if slot.watched and known and stream.counting and self.pacing.enabled:
+                self.pacing.saw_parts(parts, stream.counts[known - 1:], stream.times[known - 1:])
+            if parser.done or (closed and parser.eof()):
                 self._end(slot, now, stamps[-1] if stamps else now)
             elif closed:
-                self.broken(slot, now, "reset" if framing.status is None else "partial",
+                self.broken(slot, now, "reset" if parser.status is None else "partial",
                             "the server closed the connection")
             elif not slot.watched and slot.reply is reply:
-                slot.wait_for(self.pacing.wait_bytes(slot))
-                slot.look_at = self.pacing.look_at(slot, now)
+                slot.wait_for(self.pacing.wait_bytes(stream, slot.size))
+                slot.read_by = self.pacing.look_at(stream, now)
         except BadAnswer as error:
             self.broken(slot, now, "malformed", str(error))
 
-    def _take(self, slot: Slot, parts: list[bytes], stamps: list[float]) -> None:
-        """Parts of a running stream."""
-        stream = slot.stream
-        if not slot.watched:
-            slot.size += sum(map(len, parts))
-            stream.take(slot.framing, parts, stamps)
-        elif self.pacing.enabled and stream.counting:
-            known = len(stream.counts)
-            stream.take(slot.framing, parts, stamps)
-            self.pacing.saw_parts(parts, stream.counts[known - 1:], stream.times[known - 1:])
-        else:
-            stream.take(slot.framing, parts, stamps)
-
-    def _take_careful(self, slot: Slot, data: bytes, now: float) -> None:
-        """Bytes where all is looked at: the head of an answer, an error's body, an answer that isn't chunked."""
-        framing = slot.framing
-        taken = slot.stream.begin(framing, data, now)
-        if taken == len(data) > 0:
-            slot.plain, slot.size = True, len(data) - data.index(b"\r\n\r\n")
-            return
-        data = data[taken:]
-        begun, size = framing.status is not None, len(data)
-        while data:
-            cut = data.find(sse.CHUNK_OF_EVENTS) + len(sse.CHUNK_OF_EVENTS)
-            piece, data = (data[:cut], data[cut:]) if cut >= len(sse.CHUNK_OF_EVENTS) else (data, b"")
-            payload = framing.feed(piece)
-            if payload and framing.status == 200:
-                slot.size += len(payload)
-                slot.stream.feed(payload, now)
-            elif payload:
+    def _take(self, slot: Slot, data: bytes, now: float) -> None:
+        """Parse bytes of an answer that arrived at `now`. Raises BadAnswer."""
+        parser, stream = slot.parser, slot.stream
+        rest, begun = b"", parser.status is not None
+        if not begun and (first := data.find(CHUNK_OF_EVENTS) + len(CHUNK_OF_EVENTS)) >= len(CHUNK_OF_EVENTS):
+            data, rest = data[:first], data[first:]  # the first event is an arrival of its own: TPOT counts from it
+        elif parser.between_chunks and (skipped := stream.skip_chunks(data, now)):
+            slot.size += skipped
+            data = data[skipped:]
+        if data:
+            pieces = parser.feed(data)
+            if parser.status == 200:
+                if pieces:
+                    slot.size += len(data) if begun else sum(map(len, pieces))
+                    stream.take(pieces, now)
+                    slot.plain = parser.chunked and bool(stream.times)
+                elif not begun:
+                    self.pacing.head_bytes = len(data)
+            elif pieces:
                 assert slot.reply is not None
-                slot.reply.detail = (slot.reply.detail + payload.decode("utf-8", "replace"))[:2000]
-            elif not begun and framing.status == 200 and not data:
-                self.pacing.head_bytes = size
-            slot.plain = framing.status == 200 and framing.between_chunks and bool(slot.stream.times)
-            if data and slot.plain:
-                self._take(slot, [data], [now])
-                return
+                slot.reply.detail = (slot.reply.detail + b"".join(pieces).decode("utf-8", "replace"))[:ERROR_CHARS]
+        if rest:
+            self._take(slot, rest, now)
 
     def _end(self, slot: Slot, now: float, arrived: float) -> None:
-        """The answer is complete since `arrived`: replace the request. A good one is accounted for by the next look."""
-        done, framing, stream = slot.reply, slot.framing, slot.stream
+        """The answer is complete since `arrived`: replace the request. The next `look` accounts for a good one."""
+        done, parser, stream = slot.reply, slot.parser, slot.stream
         assert done is not None
         slot.used, slot.plain = True, False
         self.pacing.ended += 1
-        if not framing.reusable:
+        if not parser.reusable:
             self._drop(slot)
-        self._ended.append((done, framing.status, stream, arrived))
-        failed = framing.status != 200 or stream.error is not None
+        self._ended.append((done, parser.status, stream, arrived))
+        failed = parser.status != 200 or stream.error is not None
         if failed:
             self.account()
         self._free(slot, now, failed)
 
     def account(self) -> None:
-        """Bring the answers that are complete to the books."""
+        """Tally the complete answers."""
         for done, status, stream, ended in self._ended:
             self.tally.ended(done, status, stream, ended)
         self._ended.clear()
 
     def broken(self, slot: Slot, now: float, kind: str, detail: str) -> None:
-        """The connection failed. A kept-alive one that was closed before any byte of the answer is tried again."""
-        done, framing, stream = slot.reply, slot.framing, slot.stream
+        """The connection failed. A reused one that closed before any byte of the answer is retried on a new one."""
+        done, parser, stream = slot.reply, slot.parser, slot.stream
         assert done is not None
-        stale = slot.used and framing.status is None
+        stale = slot.used and parser.status is None
         slot.plain = False
         self._drop(slot)
         self.account()
         if kind == "reset" and stale and done.attempts <= self.load.retries:
             done.attempts += 1
             self.tally.kinds["retry"] += 1
-            self._send(slot, now, sse.TokenStream(done.wanted_tokens), done)
+            self._send(slot, now, self._stream(slot), done)
             return
         self._free(slot, now, failed=True)
-        self.tally.broke(done, framing.status, stream, now, kind, detail)
+        self.tally.broke(done, parser.status, stream, now, kind, detail)
 
     # Sending
 
     def start(self, slot: Slot, now: float, due: float | None = None) -> None:
         """Send the next request on a free slot; it was `due` when it is sent, if no time is given."""
-        index, wanted, slot.request = self.source.next()
+        slot.request = new = self.source.next()
         if slot.number < MOST_WATCHED and self.pacing.enabled:
             slot.watched = slot.number < self.pacing.watch
         sent = time.monotonic()
-        stream = sse.TokenStream(wanted)
-        self._send(slot, now, stream, Reply(index, wanted, due=sent if due is None else due, sent=sent,
+        stream = self._stream(slot)
+        self._send(slot, now, stream, Reply(new.index, new.wanted_tokens, due=sent if due is None else due, sent=sent,
                                             watched=slot.watched, times=stream.times, counts=stream.counts))
 
+    def _stream(self, slot: Slot) -> TokenStream:
+        assert slot.request is not None
+        return TokenStream(slot.request.wire_format, slot.request.wanted_tokens)
+
     def resume(self, now: float) -> None:
-        """Start requests of connections that have paused after an error for long enough."""
+        """Start requests on connections whose pause after an error is over."""
         if not self.pausing:
             return
         due = [slot for at, slot in self.pausing if at <= now]
@@ -234,7 +273,7 @@ class Exchanges:
             self.start(slot, now)
 
     def _free(self, slot: Slot, now: float, failed: bool) -> None:
-        """A slot without a request: in a closed loop it gets the next one, after errors with a pause."""
+        """Free a slot: in a closed loop it gets the next request, after an error with a pause."""
         slot.reply, slot.state = None, IDLE
         if not self.closed_loop:
             return
@@ -244,13 +283,15 @@ class Exchanges:
         else:
             self.start(slot, now)
 
-    def _send(self, slot: Slot, now: float, stream: sse.TokenStream, new: Reply) -> None:
-        slot.reply, slot.framing, slot.stream = new, Framing(), stream
-        slot.out, slot.parts, slot.stamps = slot.request, [], []
-        slot.size, slot.look_at = 0, now + LONGEST_S
+    def _send(self, slot: Slot, now: float, stream: TokenStream, new: Reply) -> None:
+        assert slot.request is not None
+        slot.reply, slot.stream = new, stream
+        slot.out, slot.parts, slot.stamps = slot.request.data, [], []
+        slot.size, slot.read_by = 0, now + LONGEST_S
         if slot.sock is None:
             self._connect(slot, now)
         else:
+            slot.parser.next_answer()
             slot.state = READING
             self._flush(slot, now)
 
@@ -258,7 +299,9 @@ class Exchanges:
         sock = socket.socket(self.family, socket.SOCK_STREAM)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        slot.sock, slot.fd, slot.receive = sock, sock.fileno(), sockets.receiver(sock)
+        slot.sock, slot.fd, slot.receive = sock, sock.fileno(), http1.receiver(sock)
+        slot.parser.close()
+        slot.parser = AnswerParser()
         slot.used, slot.state = False, CONNECTING
         self.by_fd[slot.fd] = slot
         slot.interest = select.POLLIN | select.POLLOUT
@@ -268,7 +311,7 @@ class Exchanges:
             self.broken(slot, now, "connect", os.strerror(error))
 
     def _progress(self, slot: Slot, mask: int, now: float) -> None:
-        """A connection that is being made, has request bytes left to send, or has nothing in flight."""
+        """Advance a connection that is being made, has request bytes left to send, or has nothing in flight."""
         assert slot.sock is not None
         if slot.state == CONNECTING:
             error = slot.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -282,7 +325,7 @@ class Exchanges:
         elif mask & select.POLLOUT:
             self._flush(slot, now)
         else:
-            slot.out = b""  # an answer, or the end, before the whole request was taken
+            slot.out = b""  # an answer, or the end, before the whole request was sent
             self.read(slot, now)
 
     def _flush(self, slot: Slot, now: float) -> None:

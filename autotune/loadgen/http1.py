@@ -1,22 +1,31 @@
-"""HTTP/1.1 as far as a client of one server needs it: request bytes, and the framing of an answer as it arrives.
+"""HTTP/1.1 of one server's answers on non-blocking sockets: request bytes, parser, poller, arrival times.
 
-Written by hand because the hot path allows a few microseconds per chunk; tests/benchmarks/load.py compares
-it with clients on httpx and aiohttp. Framing follows RFC 9112 sections 6 and 7.
+llhttp (httptools) parses; the kernel says when bytes arrived, so that reading late does not make them late.
 """
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Mapping
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httptools
 
 from autotune.utils.http import BadAnswer
 
-HEAD_LIMIT = 65536
-TRAILER_LIMIT = 65536
-SIZE_DIGITS = 10
-SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
-LENGTH = re.compile(r"[0-9]{1,18}")
+NO_BODY_LIMIT = 65536  # bytes of interim answers, head, chunk sizes and trailers, without any of the body
+READ_BYTES = 65536
+SO_TIMESTAMPNS = 35  # Linux, socket(7); Python has no name for it
+_TIMESPEC = struct.Struct("@ll")
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
+CLOCK_STEP_S = 0.005  # the wall clock was set when it moved this much against the monotonic one: stamps are void
+
+Receive = Callable[[], tuple[bytes, float]]
+# Reads once: (bytes, CLOCK_MONOTONIC seconds at which the last of them arrived). Raises OSError.
 
 
 def request(host: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> bytes:
@@ -28,166 +37,122 @@ def request(host: str, path: str, body: bytes | None, headers: Mapping[str, str]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + (body or b"")
 
 
-class Framing:
-    """Takes the payload out of one answer's bytes.
+class AnswerParser:
+    """Parses the answers on one connection, one at a time; `next_answer` makes it ready for another.
 
-    `feed` returns the payload bytes that became complete; `done` says that the answer has ended, `status`
-    is None until the head was read, `reusable` whether the connection may carry another request. `eof`
-    must be called when the peer closes. Raises BadAnswer.
+    `status` is None until the head was read; `done`: the answer is complete; `reusable`: the connection may carry
+    another request; `between_chunks`: the next byte begins a chunk, so that whole chunks need not be fed. `close`
+    breaks the reference cycle with llhttp's callbacks, since the client runs without a garbage collector.
     """
 
-    __slots__ = ("_beside", "_chunked", "_left", "_rest", "_trailer", "done", "reusable", "status")
+    __slots__ = ("_body", "_no_body_bytes", "_parser", "_sized", "_surplus", "between_chunks", "chunked", "done",
+                 "on_body", "reusable", "status")
 
     def __init__(self) -> None:
+        self._body: list[bytes] = []
+        self.on_body = self._body.append  # llhttp calls it directly, for each chunk
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self.next_answer()
+
+    def next_answer(self) -> None:
         self.status: int | None = None
-        self.done = False
+        self.chunked = self.between_chunks = self._sized = self.done = self._surplus = False
         self.reusable = True
-        self._chunked = False
-        self._left: int | None = None  # of the body or of the chunk at hand; None: until the peer closes
-        self._rest = b""
-        self._trailer = False
-        self._beside = 0  # bytes of interim answers, the head and a trailer
+        self._no_body_bytes = 0
 
-    @property
-    def between_chunks(self) -> bool:
-        """Whether a new chunk comes next."""
-        return self._chunked and not self._rest and not self._left and not self._trailer
-
-    def feed(self, data: bytes) -> bytes:
-        if not self._chunked or self._rest or self._left:
-            return self._feed(data)
-        at, whole, parts = 0, len(data), []  # nearly every read of a token stream is one or more whole chunks
-        while at < whole:
-            eol = data.find(b"\r\n", at, at + SIZE_DIGITS)
-            try:
-                size = int(data[at:eol], 16) if eol > at else 0
-            except ValueError:
-                size = 0
-            end = eol + 2 + size
-            if size <= 0 or end + 2 > whole:
-                parts.append(self._feed(data[at:]))  # the last chunk, a piece of one, or nonsense
-                break
-            parts.append(data[eol + 2:end])
-            at = end + 2
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _feed(self, data: bytes) -> bytes:
-        if self._rest:
-            data = self._rest + data
-            self._rest = b""
-        while self.status is None:  # also after an interim 1xx answer
-            end = data.find(b"\r\n\r\n")
-            if end < 0:
-                if len(data) > HEAD_LIMIT:
-                    raise BadAnswer("the head of the answer does not end")
-                self._rest = data
-                return b""
-            self._head(data[:end])
-            data = data[end + 4:]
-            self._beside += end + 4
-            if self.status is None and self._beside > HEAD_LIMIT:
-                raise BadAnswer("interim answers (1xx) without end")
-        if self._chunked:
-            return self._chunks(data)
-        if self._left is None:
-            return data
-        if len(data) > self._left:
-            raise BadAnswer("more bytes than Content-Length says")
-        self._left -= len(data)
-        self.done = self._left == 0
-        return data
-
-    def end(self) -> None:
-        """The caller saw the last chunk."""
-        self.done = True
+    def feed(self, data: bytes) -> list[bytes]:
+        """The pieces of the body in `data`, one per chunk; valid until the next call. Raises BadAnswer."""
+        self._body.clear()
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise BadAnswer(f"not HTTP/1.1: {error}: {data[:40]!r}") from error
+        if self._surplus:
+            raise BadAnswer("bytes after the end of the answer")
+        # A line end after the body's own last two is not part of the body: it ends the chunk.
+        self.between_chunks = self.chunked and bool(self._body) and data.endswith(b"\n\n\r\n") \
+            and self._body[-1].endswith(b"\n\n")
+        self._no_body_bytes = 0 if self._body else self._no_body_bytes + len(data)
+        if self._no_body_bytes > NO_BODY_LIMIT:
+            raise BadAnswer(f"more than {NO_BODY_LIMIT >> 10} KiB without any of the body")
+        return self._body
 
     def eof(self) -> bool:
-        """The peer closed: whether that ends the answer as it should."""
+        """The peer closed the connection: whether that ends the answer as it should."""
         self.reusable = False
-        if self.status is not None and not self._chunked and self._left is None:
+        if self.status is not None and not self._sized:
             self.done = True
         return self.done
 
-    def _head(self, head: bytes) -> None:
-        found = _parsed(head)
-        if found is None:
-            return
-        self.status, self._chunked, left, self.reusable = found
-        self._left = 0 if self._chunked else left
-        self.done = left == 0 and not self._chunked
+    def close(self) -> None:
+        self._parser = None
 
-    def _chunks(self, data: bytes) -> bytes:
-        payload = []
-        at = 0
-        while at < len(data):
-            if self._left and self._left > 0:
-                part = data[at:at + self._left]
-                payload.append(part)
-                at += len(part)
-                self._left -= len(part)
-                if self._left:
-                    break
-                self._left = -2  # the line end after a chunk
-            if self._left is not None and self._left < 0:
-                ending = data[at:at - self._left]
-                if ending != b"\r\n"[self._left:][:len(ending)]:
-                    raise BadAnswer("a chunk is longer than its size says")
-                at += len(ending)
-                self._left += len(ending)
-                continue
-            eol = data.find(b"\r\n", at)
-            if eol < 0:
-                if len(data) - at > HEAD_LIMIT:
-                    raise BadAnswer("a chunk has no size")
-                self._rest = data[at:]
-                break
-            line = data[at:eol]
-            at = eol + 2
-            if self._trailer:
-                self._beside += len(line) + 2
-                if self._beside > HEAD_LIMIT + TRAILER_LIMIT:
-                    raise BadAnswer("a trailer without end")
-                if not line:
-                    self._trailer = False
-                    self.done = True
-                    if at < len(data):
-                        raise BadAnswer("bytes after the end of the answer")
-                continue
-            size = line.split(b";", 1)[0].strip(b" \t")
-            if not SIZE.fullmatch(size):
-                raise BadAnswer(f"not a chunk size: {line[:40]!r}")
-            self._left = int(size, 16)
-            if self._left == 0:
-                self._trailer = True
-        return b"".join(payload)
+    def on_message_begin(self) -> None:
+        self._surplus = self.done
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"transfer-encoding":
+            self._sized = self.chunked = True
+        elif name == b"content-length":
+            self._sized = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:  # an interim answer is passed over
+            self.status = status
+
+    def on_message_complete(self) -> None:
+        if self.status is not None:
+            self.done = True
+            self.reusable = self._parser.should_keep_alive()
 
 
-@functools.lru_cache(maxsize=16)  # the answers of a second have the same head
-def _parsed(head: bytes) -> tuple[int, bool, int | None, bool] | None:
-    """(status, whether chunked, bytes of the body, whether the connection can be used again); None of an interim head.
+class _Poll:
+    """select.poll with select.epoll's unit of time, for systems without epoll."""
 
-    The bytes are None where the body ends with the connection. Raises BadAnswer.
-    """
-    lines = head.decode("latin-1").split("\r\n")
-    parts = lines[0].split(" ", 2)
-    if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or len(parts[1]) != 3 or not parts[1].isdecimal():
-        raise BadAnswer(f"not an HTTP answer: {lines[0][:80]!r}")
-    status = int(parts[1])
-    if 100 <= status < 200:
-        return None
-    headers = {}
-    for line in lines[1:]:
-        name, colon, value = line.partition(":")
-        if not colon:
-            raise BadAnswer(f"not a header: {line[:80]!r}")
-        headers[name.strip().lower()] = value.strip().lower()
-    chunked = "chunked" in headers.get("transfer-encoding", "")
-    keep = headers.get("connection", "keep-alive" if parts[0] != "HTTP/1.0" else "close")
-    left = None
-    if status in (204, 304):
-        left = 0
-    elif "content-length" in headers and not chunked:
-        if not LENGTH.fullmatch(headers["content-length"]):
-            raise BadAnswer(f"Content-Length {headers['content-length'][:40]!r}")
-        left = int(headers["content-length"])
-    return status, chunked, left, "close" not in keep and (chunked or left is not None)
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self.register, self.modify, self.unregister = self._poll.register, self._poll.modify, self._poll.unregister
+
+    def poll(self, timeout: float) -> list[tuple[int, int]]:
+        return self._poll.poll(timeout * 1000)
+
+
+def poller() -> Any:
+    """epoll where there is one (its event bits for reading and writing are those of poll)."""
+    return select.epoll() if hasattr(select, "epoll") else _Poll()
+
+
+def receiver(sock: socket.socket) -> Receive:
+    """A reader of a connection that gives arrival times: the kernel's on Linux, else the time of the read."""
+    read, clock = sock.recv, time.monotonic
+    if not sys.platform.startswith("linux"):
+        return lambda: (read(READ_BYTES), clock())
+    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    read_with, wall, unpack = sock.recvmsg, time.time, _TIMESPEC.unpack_from
+    apart = wall() - clock()
+
+    def receive() -> tuple[bytes, float]:
+        nonlocal apart
+        data, ancillary, _, _ = read_with(READ_BYTES, _ANCILLARY_BYTES)
+        now = clock()
+        if not ancillary:
+            return data, now  # the end of a connection has no stamp
+        seconds, nanoseconds = unpack(ancillary[0][2])
+        moved, apart = wall() - now - apart, wall() - now
+        return data, min(now, seconds + nanoseconds * 1e-9 - apart) if -CLOCK_STEP_S < moved < CLOCK_STEP_S else now
+
+    return receive
+
+
+def can_wait_for_bytes() -> bool:
+    """Whether the poller can report a connection only when so many bytes are there (Linux: SO_RCVLOWAT)."""
+    if not sys.platform.startswith("linux"):
+        return False
+    with socket.socket() as sock:
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 2)
+            return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 2
+        except OSError:
+            return False

@@ -1,43 +1,43 @@
-"""The load client's own process: when to read, send, give up and report, around the requests in flight (`exchanges`).
+"""The load client's own process: when to read, send, give up and report.
 
-`python -m autotune.loadgen.process` reads a `LoadOrder` as one line of JSON from standard input, sends until it reads
-another line or the end of input there, writes a JSON line of counters (a tick) every 0.2 s to standard output and,
-when told to stop, the replies: a JSON line of them and, raw, the arrays of their events. A process of its own, so that
-neither the tuner's threads nor its garbage collector delay a time stamp; nothing heavy is imported. `client.LoadClient`
-is the other end.
+`python -m autotune.loadgen.process` reads a `LoadOrder` as one line of JSON from standard input and sends requests
+until it reads another line or the end of input. It writes a `Tick` as a JSON line every 0.2 s to standard output and,
+at the end, a `Final` line and the packed replies. In a process of its own neither the tuner's threads nor its garbage
+collector delay a read; nothing heavy is imported. `client.LoadClient` is the other end.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import random
+import resource
 import select
 import signal
 import sys
 import time
 from collections import deque
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from autotune.loadgen import sockets
-from autotune.loadgen.connections import Exchanges
-from autotune.loadgen.result import packed
+import msgspec
+
+from autotune.loadgen.connections import Connections
+from autotune.loadgen.result import Final, Tick, packed
 from autotune.loadgen.spec import LoadOrder
 
 TICK_S = 0.2
-TIMERS_S = 0.5  # between two looks at the time limits of requests, which are tens of seconds
-REFILL_S = 0.002  # that a tick may make requests ahead for
-FEW = 16
+TIMERS_S = 0.5  # between two checks of the time limits of requests, which are tens of seconds
+REFILL_S = 0.002  # time in a tick to make requests ahead
+FEW = 16  # events of the poller after which more are worth waiting for
 SHORT = 16  # bytes: a read that may be the rest of an answer's end
 
 
 class Load:
-    """Keeps the requests of a `LoadOrder` in flight until told to stop."""
+    """Keeps the requests of a `LoadOrder` in flight until a command comes."""
 
     def __init__(self, order: LoadOrder, commands: int, out: BinaryIO) -> None:
         self.load, self.commands, self.out = order.load, commands, out
-        self.exchanges = Exchanges(order)
+        self.connections = Connections(order)
         self.rate = order.load.rate_per_s
         self.arrivals: deque[float] = deque()  # open loop: requests due that found no free connection
         self.next_arrival = time.monotonic() if self.rate else float("inf")
@@ -46,15 +46,15 @@ class Load:
         self.stopping = False
 
     def run(self) -> None:
-        """Send until told to stop, then report. Returns when the parent has everything, or is gone."""
-        work = self.exchanges
+        """Send until a command comes, then report. Returns when the parent has everything, or is gone."""
+        work = self.connections
         work.poller.register(self.commands, select.POLLIN)
         work.source.prepare(len(work.slots) if self.rate is None else 1)
         next_tick = next_timers = now = time.monotonic()
         if self.rate is None:
             for idle in work.slots:
                 work.start(idle, now)
-        by_fd, digest = work.by_fd, work.digest
+        by_fd, parse = work.by_fd, work.parse
         while not self.stopping:
             events = self._wait(min(next_tick, self.next_arrival))
             now = time.monotonic()
@@ -72,7 +72,7 @@ class Load:
                     slot.parts.append(data)
                     slot.stamps.append(arrived)
                     if slot.wait > 1 or len(data) < SHORT or data.endswith(b"\r\n\r\n"):
-                        digest(slot, now)
+                        parse(slot, now)
                 else:
                     work.ready(slot, mask, now)
             if now >= next_tick:
@@ -92,8 +92,8 @@ class Load:
     # Time
 
     def _wait(self, until: float) -> list[tuple[int, int]]:
-        """What the poller reports, at `until` the latest. When little comes, more of it is waited for, a moment."""
-        source, poll = self.exchanges.source, self.exchanges.poller.poll
+        """The poller's events, at `until` the latest. When few come, a short pause lets more of them come."""
+        source, poll = self.connections.source, self.connections.poller.poll
         short = source.short
         events: list[tuple[int, int]] = poll(0.0 if short else max(0.0, until - time.monotonic()))
         if len(events) >= FEW:
@@ -108,20 +108,20 @@ class Load:
         return again
 
     def _arrive(self, now: float) -> None:
-        """Open loop: send the requests whose time has come; `late` are those that found no connection free."""
+        """Open loop: send the requests that are due; `late` counts those that found no connection free."""
         assert self.rate is not None
-        idle = deque(slot for slot in self.exchanges.slots if slot.reply is None)
+        idle = deque(slot for slot in self.connections.slots if slot.reply is None)
         while self.next_arrival <= now:
             self.arrivals.append(self.next_arrival)
             if len(self.arrivals) > len(idle):
-                self.exchanges.tally.kinds["late"] += 1
+                self.connections.tally.kinds["late"] += 1
             self.next_arrival += self.arrival_rng.expovariate(self.rate)
         while self.arrivals and idle:
-            self.exchanges.start(idle.popleft(), now, due=self.arrivals.popleft())
+            self.connections.start(idle.popleft(), now, due=self.arrivals.popleft())
 
     def _timers(self, now: float) -> None:
-        load, broken = self.load, self.exchanges.broken
-        for slot in self.exchanges.slots:
+        load, broken = self.load, self.connections.broken
+        for slot in self.connections.slots:
             current = slot.reply
             if current is None:
                 continue
@@ -136,15 +136,14 @@ class Load:
     # Reporting
 
     def _tick(self, now: float) -> None:
-        work = self.exchanges
+        work = self.connections
         streams = [slot.stream for slot in work.slots if slot.reply is not None]
-        row = work.tally.row(now, streams)
-        row["counted"] += work.pacing.unread_tokens(streams, now)
-        self._write({**row, "cpu_s": sockets.cpu_s(), "wait_s": sockets.run_queue_wait_s()})
+        self._write(work.tally.tick(now, streams, work.pacing.unread_tokens(streams, now), time.process_time(),
+                                    run_queue_wait_s()))
 
-    def _write(self, row: dict[str, Any]) -> None:
+    def _write(self, message: Tick | Final) -> None:
         try:
-            self.out.write(json.dumps(row).encode() + b"\n")
+            self.out.write(msgspec.json.encode(message) + b"\n")
             self.out.flush()
         except BrokenPipeError:
             self.stopping = True
@@ -155,22 +154,39 @@ class Load:
         self.stopping = True
 
     def _report(self, now: float) -> None:
-        work = self.exchanges
+        work = self.connections
         work.close(now)
         self._tick(time.monotonic())
         for slot in work.slots:
             if slot.reply is not None:
                 slot.reply.times, slot.reply.counts = slot.stream.times, slot.stream.counts
-                slot.reply.status = slot.framing.status
+                slot.reply.status = slot.parser.status
                 work.tally.replies.append(slot.reply)
-        replies, data = packed(work.tally.replies)
-        self._write({"final": len(data), "replies": replies})
+        data = packed(work.tally.replies)
+        self._write(Final(len(data)))
         self.out.write(data)
         self.out.flush()
 
 
+def raise_file_limit(wanted: int) -> None:
+    """Allow this process `wanted` open files, as far as the hard limit lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))
+
+
+def run_queue_wait_s() -> float | None:
+    """Seconds this process was ready to run and did not (Linux: /proc/self/schedstat); None where unknown."""
+    try:
+        with open("/proc/self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tuner's to handle: it stops us by the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tuner handles Ctrl-C and stops this process by the pipe
     commands = sys.stdin.buffer.fileno()
     data = b""
     while not data.endswith(b"\n"):
@@ -179,7 +195,7 @@ def main() -> None:
             return
         data += piece
     order = LoadOrder.from_json(data)
-    sockets.raise_file_limit(order.load.concurrency + 64)
+    raise_file_limit(order.load.concurrency + 64)
     gc.disable()
     Load(order, commands, sys.stdout.buffer).run()
 

@@ -1,10 +1,10 @@
-"""Which streams are read as soon as bytes arrive, and how many bytes the others may gather before they are read.
+"""Read batching: streams that are read as soon as bytes arrive, and streams that gather bytes before they are read.
 
-Reading a stream whenever it brings a token costs a system call and some Python per token, most of what a load client
-does. Where the server counts tokens itself and the length of every answer is known beforehand, only some streams need
-that, for the inter-token latencies: as many as bring about `GAPS_PER_S`. The kernel reports the others when their first
-token is there, and then when about as many bytes are there as the rest of the answer must have; besides there is a look
-now and then. First token, last token and number of tokens stay exact.
+Reading a stream whenever it brings a token costs a system call and some Python per token, most of a load client's
+work. Where the server counts tokens itself and the length of every answer is known beforehand, only a few watched
+streams need that, for inter-token latencies: as many as bring about `GAPS_PER_S`. The kernel reports the others when
+their first token is there, and again when they have about as many bytes as the rest of the answer must have; every
+stream is also read once a second. First token, last token and number of tokens stay exact.
 """
 
 from __future__ import annotations
@@ -12,80 +12,79 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.loadgen.slot import Slot
-from autotune.loadgen.sse import TokenStream
+from autotune.loadgen.wire_formats import TokenStream
 
-GAPS_PER_S = 50.0  # between arrivals of the streams that are watched, together
-FEWEST_WATCHED, MOST_WATCHED, WATCHED_FIRST = 1, 8, 4  # streams that are watched; the last before gaps are known
-MEMORY = 0.1  # weight of what came last in the mean gap
-LONGEST_S = 1.0  # that a stream isn't read: those that weren't are looked at by the next tick
-LEAST_TIMEOUT_S = 1.5  # for the next token: under a shorter limit every stream is read at once
-OWN_PACE_S = 0.3  # between two looks at a stream: no less tells its own pace
-SOON_S, LATE_S = 0.3, 0.2  # but for an answer that ends so soon after that; it is looked at so long after its end
-SHARE, LESS_TOKENS = 0.97, 0.5  # wait for the bytes of this share of the tokens that are left, and some less
-RELAX = 0.005  # weight of a token that took more bytes in the fewest that a token took
-FULL_BYTES = 32768  # more is never waited for, to keep the server's socket from filling
-UNSURE = 0.15  # of the bytes a token, where only the stream itself tells of them: others may bring many tokens
-GATHER_S = (0.0005, 0.003)  # after a wait that brought little, so that one step of the server is read together:
-MANY = 16  # ... the second time from this concurrency on, where steps take longer
-GATHER_SHARE = 0.15  # ... but no more than this of the time from step to step
-UNSEEN = (8, 0.02)  # answers whose end nothing told of: more than this many, and this share, end all waiting
-UNSEEN_S = 0.05  # since an end arrived that the kernel should have told of
+GAPS_PER_S = 50.0  # inter-token gaps wanted of all watched streams together
+FEWEST_WATCHED, MOST_WATCHED, WATCHED_FIRST = 1, 8, 4  # watched streams; the last before gaps are known
+MEMORY = 0.1  # weight of the latest value in the moving means
+LONGEST_S = 1.0  # between two reads of a stream
+LEAST_TIMEOUT_S = 1.5  # with a shorter limit for the next token every stream is read at once
+OWN_PACE_S = 0.3  # least time between two reads from which a stream's own pace is taken
+SOON_S, LATE_S = 0.3, 0.2  # an answer that should end SOON_S after LONGEST_S is read LATE_S after its expected end
+SHARE, LESS_TOKENS = 0.97, 0.5  # wait for the bytes of this share of the remaining tokens, less half a token
+RELAX = 0.005  # weight of a token with more bytes in the least bytes per token
+FULL_BYTES = 32768  # longest wait, to keep the server's socket from filling
+UNSURE = 0.15  # share of a stream's own bytes per token, where nothing else is known: others may bring many tokens
+GATHER_S = (0.0005, 0.003)  # pause after a wait that brought little, to read one step of the server together:
+MANY = 16  # ... the second value from this concurrency on, where steps take longer
+GATHER_SHARE = 0.15  # ... but at most this share of the time between steps
+UNSEEN = (8, 0.02)  # answers whose end the kernel did not report: above this number and share, no stream waits
+UNSEEN_S = 0.05  # age of an end that the kernel should have reported
 
 
 class Pacing:
-    """What streams of a load wait for; for nothing any more (not `enabled`) when answers end in it unseen, which costs
-    the load requests."""
+    """How long the streams of a load wait. Not `enabled`: no stream waits, since answers ended unreported, which
+    costs the load requests."""
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
         self.ended = self.unseen = 0
         self.head_bytes = 0  # of an answer whose head came alone
-        self.token_bytes = 0.0  # the fewest that one token took of late; 0: none seen
-        self.gap_s = 0.0  # between arrivals of a watched stream, mean of late; 0: none seen
-        self.tokens, self.took_s = 0.0, 0.0  # means of late of what watched streams brought, and how long it took
+        self.token_bytes = 0.0  # least recent bytes per token; 0: none seen
+        self.gap_s = 0.0  # mean recent gap between arrivals of a watched stream; 0: none seen
+        self.tokens, self.took_s = 0.0, 0.0  # mean recent tokens of watched streams, and the time they took
         self.watch = WATCHED_FIRST
 
     def before_first(self) -> int:
-        """How many bytes an answer that begins may gather before it is read: its head is of no interest alone."""
+        """Bytes that a new answer may gather before it is read: a head alone is of no use."""
         return self.head_bytes + 1 if self.enabled else 1
 
-    def wait_bytes(self, slot: Slot) -> int:
-        """How many bytes this stream may gather before it is read next; 1: as soon as any arrive."""
-        counts = slot.stream.counts
-        if slot.watched or slot.reply is None or not slot.stream.counting or not (counts and counts[-1]):
+    def wait_bytes(self, stream: TokenStream, size: int) -> int:
+        """Bytes that a stream of `size` bytes so far may gather before its next read; 1: read at once."""
+        counts = stream.counts
+        if not stream.counting or not (counts and counts[-1]):
             return 1
-        return self.rest_bytes(slot.reply.wanted_tokens - counts[-1], slot.size / counts[-1])
+        return self.rest_bytes(stream.most - counts[-1], size / counts[-1])
 
     def rest_bytes(self, tokens: int, each: float | None = None) -> int:
-        """The same for an answer of which so many tokens are left; `each` took so many bytes so far, if known."""
+        """Bytes to wait for when so many tokens are left; `each` token took so many bytes so far, if known."""
         if not self.enabled:
             return 1
         least = self.token_bytes if each is None else min(self.token_bytes or UNSURE * each, each)
         return max(1, min(int(least * (SHARE * tokens - LESS_TOKENS)), FULL_BYTES))
 
-    def look_at(self, slot: Slot, now: float) -> float:
-        """When to read a stream that was just read, at the latest."""
-        counts, reply = slot.stream.counts, slot.reply
-        if self.gap_s and counts and counts[-1] and reply is not None:
-            ends_s = (reply.wanted_tokens - counts[-1]) * self.gap_s
+    def look_at(self, stream: TokenStream, now: float) -> float:
+        """The latest time for the next read of a stream that was just read."""
+        counts = stream.counts
+        if self.gap_s and counts and counts[-1]:
+            ends_s = (stream.most - counts[-1]) * self.gap_s
             if ends_s < LONGEST_S + SOON_S:
                 return now + ends_s + LATE_S
         return now + LONGEST_S
 
     def gather_s(self, concurrency: int) -> float:
-        """How long to wait after little came, for more of the same step of the server."""
+        """Pause in seconds after a wait that brought little, for more of the same step of the server."""
         most = GATHER_S[concurrency >= MANY]
         return min(most, GATHER_SHARE * self.gap_s) if self.gap_s else most
 
     @property
     def tokens_per_s(self) -> float:
-        """Of a watched stream between its first token and its last; 0: not known yet."""
+        """Tokens/s of a watched stream between its first and last token; 0: not known yet."""
         return self.tokens / self.took_s if self.took_s else 0.0
 
     def unread_tokens(self, streams: Sequence[TokenStream], now: float) -> float:
-        """Tokens that have arrived on running streams since they were last read, by the pace that each had before; of
-        those that were not looked at before, by that of the watched ones."""
+        """Estimate of the tokens that running streams brought since their last read: by a stream's own pace, or by
+        that of the watched streams while it is unknown."""
         if not self.enabled:
             return 0.0
         usual, tokens = self.tokens_per_s, 0.0
@@ -99,7 +98,7 @@ class Pacing:
         return tokens
 
     def saw_parts(self, parts: Sequence[bytes], counts: Sequence[int], times: Sequence[float]) -> None:
-        """Learn from a stream that is read at once: `counts` and `times` before its `parts`, and of each of them."""
+        """Learn from a watched stream: `counts` and `times` before its `parts`, and after each of them."""
         if not parts or len(counts) != len(parts) + 1:
             return  # some brought no token
         weight, took_s = MEMORY if self.gap_s else 1.0, times[-1] - times[0]
@@ -119,7 +118,7 @@ class Pacing:
             before = count
 
     def saw_late_end(self) -> None:
-        """An answer had ended, and nothing had told of it, before it was looked at."""
+        """Count an answer whose end the kernel did not report."""
         self.unseen += 1
         if self.unseen > max(UNSEEN[0], UNSEEN[1] * self.ended):
             self.enabled = False

@@ -1,29 +1,61 @@
-"""The requests of a load, made ahead of time: request number i is the same for every configuration."""
+"""Requests of a load: prompts of the wanted length, made ahead of time, the same for every configuration.
+
+Prompt number i depends on the seed and i only. Text comes from the Python standard library (on every machine) or a
+JSONL file; token ids are random. How many characters a token has, only the server knows: `chars_per_token` asks it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import pathlib
+import random
 import time
 from collections import deque
+from typing import Any, NamedTuple
 
-from autotune.loadgen import body
+import msgspec
+
 from autotune.loadgen.http1 import request
-from autotune.loadgen.prompts import PromptSet, share
-from autotune.loadgen.spec import LoadOrder
+from autotune.loadgen.spec import LoadOrder, LoadSpec, PromptSpec, Target
+from autotune.loadgen.wire_formats import WIRE_FORMATS, Generation, Prompt, WireFormat, as_text, is_messages
+from autotune.records import UsageError
+from autotune.utils.http import BadAnswer, NoAnswer, ask, completion_text, count, error_in, usage_of
 
-AHEAD = (64, 128)  # requests made ahead: at the least, and as many as there are time for
+BUILTIN_FILES = ("argparse", "ast", "calendar", "cmd", "codecs", "configparser", "copy", "csv", "dataclasses",
+                 "datetime", "difflib", "dis", "doctest", "enum", "fractions", "ftplib", "functools", "gettext",
+                 "heapq", "imaplib", "inspect", "ipaddress", "locale", "mailbox", "mimetypes", "optparse", "pdb",
+                 "pickle", "pickletools", "platform", "plistlib", "pprint", "pydoc", "random", "shutil", "smtplib",
+                 "socket", "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading",
+                 "timeit", "tokenize", "traceback", "turtle", "types", "typing", "uuid", "warnings", "zipfile")
+START_CHARS_PER_TOKEN = 3.0
+MAX_DEPTH = 32  # of chat messages
+LARGEST_ID = 2**31
+AHEAD = (64, 128)  # requests made ahead: at least, and as many as there is time for
 BATCH_S = 0.00025  # several are made at once, so long, for much less than one by one with cold caches
+CALIBRATIONS = 3
+MAX_CHARS_PER_TOKEN = 64  # longer tokens are a wrong count: prompts would grow with the square of the context
+MAX_TOKENS_PER_CHAR = 8
+TEMPLATE_TOKENS = 4096  # that a chat template or a system prompt may add to every prompt
 
-Request = tuple[int, int, bytes]
-"""(index, output tokens wanted, bytes to send)."""
+
+class Request(msgspec.Struct, frozen=True):
+    """Request number `index`: bytes to send, and what is asked for."""
+
+    index: int
+    wanted_tokens: int
+    data: bytes
+    wire_format: WireFormat
 
 
 class RequestSource:
     """Gives requests in order, made ahead where there was time for it."""
 
     def __init__(self, order: LoadOrder, host: str) -> None:
-        self._order, self._load, self._host = order, order.load, host
+        self._target, self._load, self._host = order.target, order.load, host
         self._prompts = PromptSet(order.load.prompts, order.load.context_tokens, order.chars_per_token)
-        self._headers = body.auth(order.target)
+        self._headers = _auth(order.target)
         self._index = 0
         self._ready: deque[Request] = deque()
 
@@ -54,6 +86,225 @@ class RequestSource:
             # the rest of a request already under way: finishes spread from the start
             wanted *= share(f"{load.seed}/begun/{index}")
         tokens = max(1, round(wanted))
-        path, content = body.request_body(self._order.target, self._prompts.prompt(index), tokens, load.temperature,
-                                          load.ignore_eos)
-        return index, tokens, request(self._host, path, body.encode(content), self._headers)
+        wire_format, body = _body(self._target, self._prompts.prompt(index), tokens, load.temperature,
+                                  load.ignore_eos, stream=True)
+        data = request(self._host, wire_format.path, msgspec.json.encode(body), self._headers)
+        return Request(index, tokens, data, wire_format)
+
+
+class Completion(NamedTuple):
+    """A whole answer; counts are None where the server gives none."""
+
+    text: str
+    completion_tokens: int | None
+    prompt_tokens: int | None
+
+
+def complete(target: Target, prompt: Prompt, output_tokens: int, timeout_s: float) -> Completion:
+    """One greedy generation, not streamed. Raises NoAnswer and BadAnswer, with the path and the server's words."""
+    wire_format, body = _body(target, prompt, output_tokens, 0.0, ignore_eos=False, stream=False)
+    path = wire_format.path
+    try:
+        answer = ask(target.base_url.rstrip("/") + path, body, within_s=timeout_s, headers=_auth(target))
+        value = answer.json() if answer.status == 200 else {}
+        message, usage = error_in(value), usage_of(value)
+        found = Completion(completion_text(value), count(usage, "completion_tokens"), count(usage, "prompt_tokens"))
+    except NoAnswer as error:
+        raise NoAnswer(f"POST {path}: no answer: {error}", error.late) from error
+    except BadAnswer as error:
+        raise BadAnswer(f"POST {path}: bad answer: {error}") from error
+    if message or answer.status != 200:
+        raise BadAnswer(f"POST {path}: HTTP {answer.status}: {(message or answer.text)[:500]}")
+    return found
+
+
+def chars_per_token(target: Target, load: LoadSpec) -> float | None:
+    """Characters per token of the prompts of `load`; None where no text length is wanted or no usage came back.
+
+    The first request has as many characters as the context has tokens, so it is never too long; three of the wanted
+    length follow. Raises NoAnswer and BadAnswer.
+    """
+    prompts = PromptSet(load.prompts, load.context_tokens)
+    if not prompts.needs_calibration:
+        return None
+    assert load.context_tokens is not None
+
+    def tokens_of(text: str) -> int:
+        return complete(target, text, 1, load.first_token_timeout_s).prompt_tokens or 0
+
+    tokens = tokens_of(prompts.sample(0, load.context_tokens))
+    if not tokens:
+        return None
+    ratio = _ratio(load.context_tokens, tokens)
+    chars = counted = 0
+    for index in range(1, CALIBRATIONS + 1):
+        text = prompts.sample(index, max(1, round(ratio * load.context_tokens)))
+        chars += len(text)
+        counted += tokens_of(text)
+    return _ratio(chars, counted) if counted else None
+
+
+def _ratio(chars: int, tokens: int) -> float:
+    """Characters per token. Raises BadAnswer for a count that no text of this length has."""
+    if chars > MAX_CHARS_PER_TOKEN * tokens or tokens > MAX_TOKENS_PER_CHAR * chars + CALIBRATIONS * TEMPLATE_TOKENS:
+        raise BadAnswer(f"bad answer: the server counts {tokens} prompt tokens in {chars} characters")
+    return chars / tokens
+
+
+def _body(target: Target, prompt: Prompt, output_tokens: int, temperature: float, ignore_eos: bool,
+          stream: bool) -> tuple[WireFormat, dict[str, Any]]:
+    wire_format = WIRE_FORMATS[target.api][is_messages(prompt)]
+    body = wire_format.body(Generation(target.model, prompt, output_tokens, temperature, ignore_eos, stream,
+                                       target.continuous_usage))
+    return wire_format, {**body, **target.extra_body}
+
+
+def _auth(target: Target) -> dict[str, str]:
+    return {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+
+
+class PromptSet:
+    """Prompts by number, of about `context_tokens` tokens of `chars_per_token` characters (None: a guess).
+
+    `context_tokens` None keeps each prompt's own length (built-in text: about 256 tokens).
+    """
+
+    def __init__(self, spec: PromptSpec, context_tokens: int | None, chars_per_token: float | None = None) -> None:
+        self.spec = spec
+        self.context_tokens = context_tokens
+        self.chars_per_token = chars_per_token or START_CHARS_PER_TOKEN
+        self._items: list[Prompt] = []
+        self._text = ""
+        self._round: tuple[int, list[int]] = (-1, [])
+        if spec.kind == "jsonl":
+            assert spec.path is not None
+            self._items = read_prompts(spec.path)
+        if spec.kind == "builtin":
+            self._text = builtin_text()
+        elif spec.kind == "jsonl" and context_tokens is not None:
+            self._text = "\n\n".join(_flat(item) for item in self._items)
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether the length in tokens depends on a tokenizer that only the server knows."""
+        return self.spec.kind != "tokens" and self.context_tokens is not None
+
+    def prompt(self, index: int) -> Prompt:
+        """Prompt number `index`: text, token ids, or messages. Any index is valid."""
+        if self.spec.kind == "tokens":
+            assert self.context_tokens is not None
+            shared = round(self.spec.shared_prefix * self.context_tokens)
+            ids = range(self.spec.token_low, self.spec.token_high)
+            common = random.Random(f"{self.spec.seed}/shared")
+            own = random.Random(f"{self.spec.seed}/{index}")
+            return common.choices(ids, k=shared) + own.choices(ids, k=self.context_tokens - shared)
+        if self._items and self.context_tokens is None:
+            return self._items[self._order(index)]
+        chars = max(1, round((self.context_tokens or 256) * self.chars_per_token))
+        shared = round(self.spec.shared_prefix * chars)
+        unique = self._slice(f"{self.spec.seed}/{index}", chars - shared)
+        return self._slice(f"{self.spec.seed}/shared", shared) + unique if shared else unique
+
+    def sample(self, index: int, chars: int) -> str:
+        """A text of exactly `chars` characters like those of the prompts, to calibrate with."""
+        return self._slice(f"{self.spec.seed}/calibrate/{index}", chars)
+
+    def _order(self, index: int) -> int:
+        """All prompts once before any comes again, shuffled anew each round."""
+        count = len(self._items)
+        if self._round[0] != index // count:
+            order = list(range(count))
+            random.Random(f"{self.spec.seed}/round/{index // count}").shuffle(order)
+            self._round = (index // count, order)
+        return self._round[1][index % count]
+
+    def _slice(self, label: str, chars: int) -> str:
+        """`chars` characters from a place in the text that `label` decides, going round at its end.
+
+        Any place, not only starts of lines, of which there are too few: the server would answer a repeated prompt
+        from its prefix cache.
+        """
+        if chars <= 0:
+            return ""
+        start = int(share(label) * len(self._text))
+        piece = self._text[start:start + chars]
+        while len(piece) < chars:
+            piece += self._text[:chars - len(piece)]
+        return piece
+
+
+def share(label: str) -> float:
+    """A number in [0, 1) that looks random and depends on the label only; cheaper than seeding a generator."""
+    return int.from_bytes(hashlib.blake2b(label.encode(), digest_size=6).digest(), "big") / 2**48
+
+
+def builtin_text() -> str:
+    """Sources of pure-Python standard library modules. Raises UsageError where they are not on disk."""
+    folder = pathlib.Path(os.__file__).parent
+    texts = [(folder / f"{name}.py").read_text("utf-8") for name in BUILTIN_FILES
+             if (folder / f"{name}.py").is_file()]
+    if not texts:
+        raise UsageError(f"no standard library sources in {folder}: give workload.prompts=FILE.jsonl")
+    return "\n".join(texts)
+
+
+def read_prompts(path: pathlib.Path) -> list[Prompt]:
+    """The prompts of a JSONL file: lines with `prompt` (text or token ids), `text` or `messages`.
+
+    Raises UsageError, also for text that could not be sent.
+    """
+    try:
+        if path.exists() and not path.is_file():  # reading a pipe or a device may never end
+            raise UsageError(f"prompts: cannot read {path}: not a regular file")
+        lines = path.read_text("utf-8-sig").split("\n")  # U+2028 and the like may occur within a text
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"prompts: cannot read {path}: {error}") from error
+    prompts: list[Prompt] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{path}:{number}: not JSON: {error}") from error
+        except RecursionError as error:
+            raise UsageError(f"{path}:{number}: JSON that is nested too deeply") from error
+        found: Any = None
+        if isinstance(row, dict):
+            found = next((row[k] for k in ("prompt", "text", "messages") if row.get(k)), None)
+        if not _is_prompt(found):
+            raise UsageError(f"{path}:{number}: needs prompt (text or token ids), text, or messages")
+        if not _whole(found):
+            raise UsageError(f"{path}:{number}: a lone surrogate, a number beyond 64 bits, or nested too deeply")
+        prompts.append(found)
+    if not prompts:
+        raise UsageError(f"{path}: no prompts in it")
+    return prompts
+
+
+def _whole(value: Any, depth: int = MAX_DEPTH) -> bool:
+    """Whether JSON can be sent: valid Unicode, integers of 64 bits, nested no deeper than servers read."""
+    if isinstance(value, str):
+        return not any("\ud800" <= c <= "\udfff" for c in value) if not value.isascii() else True
+    if isinstance(value, list | dict):
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        return depth > 0 and all(_whole(item, depth - 1) for item in items)
+    return not isinstance(value, int) or abs(value) < 2**63
+
+
+def _is_prompt(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(value)
+    if not isinstance(value, list) or not value:
+        return False
+    if all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < LARGEST_ID for v in value):
+        return True
+    return all(isinstance(v, dict) and "role" in v and "content" in v for v in value)
+
+
+def _flat(prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if is_messages(prompt):
+        return as_text(prompt)
+    raise UsageError("prompts given as token ids have a fixed length: leave the context length unset")

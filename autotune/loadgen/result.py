@@ -1,4 +1,4 @@
-"""What became of one request, as the load client reports it."""
+"""Results of a load: a `Reply` per request, a `Tick` of counters five times a second, the `Tally` of both."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ import dataclasses
 import json
 import pathlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import msgspec
+
+from autotune.loadgen.wire_formats import TokenStream
 from autotune.utils.files import write_lines
+from autotune.utils.http import BadAnswer
 
 OK = "ok"
 OPEN = "open"
+NO_FAILURES = ("retry", "late")  # kinds that a tally counts besides failures
+DETAIL_CHARS = 500
 
 
 @dataclasses.dataclass
 class Reply:
     """One request: when it was due, sent, and ended; what arrived when.
 
-    Times are seconds of CLOCK_MONOTONIC; an answer that is complete `ended` when the last of it arrived. `kind` is
-    `ok`, `open` (still in flight when the load ended) or the kind of failure: `connect`, `reset`, `http_503`,
-    `stream_error`, `aborted`, `partial`, `malformed`, `empty`, `timeout_first_token`, `timeout_token`,
-    `timeout_request`. `completion_tokens` is the server's final count, None when it gave none. `times` and `counts` are
-    as in `sse.TokenStream`; of a request that was not `watched` only the first and the last time are those of an
-    arrival, the others are when it was looked at.
+    Times are seconds of CLOCK_MONOTONIC; `ended` is the arrival of the last byte. `kind` is `ok`, `open` (in flight
+    when the load ended) or the kind of failure: `connect`, `reset`, `http_503`, `stream_error`, `aborted`, `partial`,
+    `malformed`, `empty`, `timeout_first_token`, `timeout_token`, `timeout_request`. `completion_tokens` is the
+    server's final count, None when it gave none. `times` and `counts` are those of `TokenStream`; of a request that
+    was not `watched` only the first and the last time are arrivals, the others are reads.
     """
 
     index: int
@@ -79,35 +84,133 @@ class Reply:
         return self.ended - self.due if self.ended is not None else None
 
 
-ARRAYS = ("times", "counts")
+class Tick(msgspec.Struct, frozen=True, tag=True):
+    """Counters of a running load at `t` (CLOCK_MONOTONIC seconds).
+
+    `counted` tokens are the server's running counts, with an estimate of what streams brought since they were last
+    read. `events` come from streams without counts; each stands for `ratio` tokens, by the finished requests. `kinds`
+    counts failures, and `retry` and `late`; `details` has one example each. `wait_s` is the time that the client was
+    ready to run and did not; None where the system does not say.
+    """
+
+    t: float
+    counted: float
+    events: int
+    ratio: float
+    in_flight: int
+    finished: int
+    kinds: dict[str, int]
+    details: dict[str, str]
+    cpu_s: float
+    wait_s: float | None
+
+    @property
+    def tokens(self) -> float:
+        return self.counted + self.events * self.ratio
+
+    @property
+    def errors(self) -> int:
+        """Failed requests; retries and late arrivals are not failures."""
+        return sum(n for kind, n in self.kinds.items() if kind not in NO_FAILURES)
 
 
-def packed(replies: Sequence[Reply]) -> tuple[list[dict[str, Any]], bytes]:
-    """Replies as plain fields, with the number of events in place of the arrays, and the arrays' bytes one by one."""
-    plain = [{**{f.name: getattr(r, f.name) for f in dataclasses.fields(r) if f.name not in ARRAYS},
-              "events": [len(r.times), len(r.counts)]} for r in replies]
-    return plain, b"".join(part for r in replies for part in (r.times.tobytes(), r.counts.tobytes()))
+class Final(msgspec.Struct, frozen=True, tag=True):
+    """Announces the packed replies of a load, of so many bytes."""
+
+    size: int
 
 
-def unpacked(plain: Sequence[Mapping[str, Any]], data: bytes) -> list[Reply]:
-    """The replies that `packed` took apart, on a machine of the same kind. Raises ValueError when `data` is short."""
-    replies, at = [], 0
-    for fields in plain:
-        reply = Reply(**{k: v for k, v in fields.items() if k != "events"})
-        for name, count in zip(ARRAYS, fields["events"], strict=True):
-            values: array[Any] = getattr(reply, name)
-            values.frombytes(data[at:at + count * values.itemsize])
-            if len(values) != count:
-                raise ValueError("the replies of the load client end too early")
-            at += count * values.itemsize
-        replies.append(reply)
-    return replies
+def packed(replies: Sequence[Reply]) -> bytes:
+    """Replies in msgpack, their arrays as raw bytes, for a machine of the same kind."""
+    return msgspec.msgpack.encode(replies, enc_hook=lambda values: values.tobytes())
+
+
+def unpacked(data: bytes) -> list[Reply]:
+    """The replies that `packed` encoded. Raises msgspec.DecodeError when `data` is cut."""
+    return [Reply(**{**row, "times": array("d", row["times"]), "counts": array("q", row["counts"])})
+            for row in msgspec.msgpack.decode(data)]
+
+
+class Tally:
+    """Finished requests and running counters of a load. `kinds` counts failures, and `retry` and `late`."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+        self.kinds: Counter[str] = Counter()
+        self.details: dict[str, str] = {}
+        self.errors_in_row = 0
+        self._finished = self._counted_tokens = self._loose_events = 0
+        self._known_events = self._known_tokens = 0  # of streams without running counts that gave a final one
+
+    def ended(self, done: Reply, status: int | None, stream: TokenStream, now: float) -> None:
+        """Count a request whose answer is complete: a success, or the failure that the answer reports."""
+        done.ended, done.status = now, status
+        if status != 200:
+            self._account(done, f"http_{status}", done.detail)
+            return
+        done.times, done.counts = stream.times, stream.counts
+        try:
+            final = stream.close()
+        except BadAnswer as error:
+            self._account(done, "malformed", str(error))
+            return
+        done.completion_tokens, done.prompt_tokens = final.completion_tokens, final.prompt_tokens
+        done.verify_steps = final.verify_steps
+        if stream.error is not None:
+            self._account(done, stream.kind or "stream_error", stream.error)
+        elif not stream.finished and done.completion_tokens is None:
+            self._account(done, "partial", "the stream ended without [DONE], usage or a finish reason")
+        elif not done.tokens:
+            self._account(done, "empty", "no output token")
+        else:
+            self._account(done, OK, "")
+
+    def broke(self, done: Reply, status: int | None, stream: TokenStream, now: float, kind: str, detail: str) -> None:
+        """Count a request without a whole answer. Its tokens so far count; its final count is unknown."""
+        done.ended, done.status = now, status
+        done.times, done.counts = stream.times, stream.counts
+        self._account(done, kind, detail)
+
+    def tick(self, now: float, streams: Iterable[TokenStream], unread: float, cpu_s: float,
+             wait_s: float | None) -> Tick:
+        """The counters at `now`, given the running streams and the tokens that they have not read yet."""
+        counted, events, flying = self._counted_tokens, self._loose_events, 0
+        for stream in streams:
+            flying += 1
+            counts = stream.counts
+            if counts and counts[0]:
+                counted += counts[-1]
+            else:
+                events += len(counts)
+        ratio = self._known_tokens / self._known_events if self._known_events else 1.0
+        return Tick(now, counted + unread, events, ratio, flying, self._finished, dict(self.kinds), self.details,
+                    cpu_s, wait_s)
+
+    def _account(self, done: Reply, kind: str, detail: str) -> None:
+        done.kind, done.detail = kind, detail[:DETAIL_CHARS]
+        self.replies.append(done)
+        if kind == OK:
+            self._finished += 1
+            self.errors_in_row = 0
+        else:
+            self.errors_in_row += 1
+            self.kinds[kind] += 1
+            self.details.setdefault(kind, done.detail)
+        if done.counted:
+            self._counted_tokens += done.tokens
+            return
+        self._loose_events += len(done.times)
+        if done.completion_tokens is not None:
+            self._known_events += len(done.times)
+            self._known_tokens += done.completion_tokens
 
 
 def write_replies(path: pathlib.Path, replies: Iterable[Reply], zero: float,
                   hide: Callable[[str], str] = str) -> None:
-    """One JSON line per request, in the order of sending; times in seconds after `zero`; what servers said is hidden by
-    `hide` where it is secret."""
+    """Write one JSON line per request, in the order of sending, with times in seconds after `zero`.
+
+    `hide` takes secrets out of what the server said.
+    """
     def after(t: float | None) -> float | None:
         return None if t is None else round(t - zero, 6)
 

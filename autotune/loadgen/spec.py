@@ -1,19 +1,21 @@
-"""What is measured and how: frozen settings of target, load and window, and what a failed load returns.
+"""Specification of a load: frozen settings of target, prompts, load and window, and the value of a failed load.
 
-Plain values without defaults: the defaults live in conf/workload and conf/power.
+Settings have no defaults here: those live in conf/workload and conf/power.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from autotune.loadgen.wire_formats import WIRE_FORMATS
 from autotune.records import UsageError
 
-APIS = ("openai", "sglang")
 PROMPT_KINDS = ("builtin", "jsonl", "tokens")
 
 
@@ -36,11 +38,10 @@ class MetricNames:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A server that answers: `base_url` is http://HOST:PORT without a path.
+    """A live server: `base_url` is http://HOST:PORT without a path.
 
-    `api` is `openai` (/v1/completions, /v1/chat/completions for messages) or `sglang` (/generate).
-    `continuous_usage` asks an OpenAI-compatible server for token counts in every chunk.
-    `extra_body` is merged into every request; `metrics_path` is None when there are no metrics.
+    `api` is a key of `WIRE_FORMATS`. `continuous_usage` asks an OpenAI-compatible server for token counts in every
+    event. `extra_body` is merged into every request; `metrics_path` is None when there are no metrics.
     """
 
     base_url: str
@@ -53,15 +54,15 @@ class Target:
     api_key: str | None = None
 
     def __post_init__(self) -> None:
-        if self.api not in APIS:
-            raise UsageError(f"api={self.api!r} is not one of {', '.join(APIS)}")
+        if self.api not in WIRE_FORMATS:
+            raise UsageError(f"api={self.api!r} is not one of {', '.join(WIRE_FORMATS)}")
         if not self.base_url.startswith("http://"):
             raise UsageError(f"base_url={self.base_url!r}: the load client speaks plain http:// only")
 
 
 @dataclasses.dataclass(frozen=True)
 class PromptSpec:
-    """Where prompts come from.
+    """The source of prompts.
 
     `kind` is `builtin` (text of Python's standard library), `jsonl` (`path`; lines with prompt, text or
     messages) or `tokens` (random ids in [`token_low`, `token_high`), exact length). `shared_prefix` is the
@@ -127,9 +128,9 @@ class LoadSpec:
 
 @dataclasses.dataclass(frozen=True)
 class LoadOrder:
-    """What the load client's process is asked for; `chars_per_token` is what calibration found.
+    """A load for the client's process. `chars_per_token` comes from calibration.
 
-    `watch_all`: read every stream as it arrives, also where a few would do (see `pacing`).
+    `watch_all`: read every stream as it arrives, also where a few would do (see `read_batching`).
     """
 
     target: Target
@@ -137,24 +138,19 @@ class LoadOrder:
     chars_per_token: float | None
     watch_all: bool = False
 
-    def to_json(self) -> str:
-        """The order as one line of JSON."""
-        return json.dumps(dataclasses.asdict(self), default=str)
+    def to_json(self) -> bytes:
+        """The order as one line of JSON; a path is the hexadecimal of its bytes, which need not be UTF-8."""
+        return msgspec.json.encode(self, enc_hook=lambda path: os.fsencode(path).hex())
 
     @classmethod
-    def from_json(cls, line: str | bytes) -> LoadOrder:
-        """Read what `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        told = json.loads(line)
-        target, load = told["target"], told["load"]
-        prompts = load["prompts"]
-        path = None if prompts["path"] is None else pathlib.Path(prompts["path"])
-        return cls(**{**told, "target": Target(**{**target, "metrics": MetricNames(**target["metrics"])}),
-                      "load": LoadSpec(**{**load, "prompts": PromptSpec(**{**prompts, "path": path})})})
+    def from_json(cls, line: bytes) -> LoadOrder:
+        """Decode what `to_json` encoded. Raises msgspec.MsgspecError and UsageError for anything else."""
+        return msgspec.json.decode(line, type=cls, dec_hook=lambda kind, value: kind(os.fsdecode(bytes.fromhex(value))))
 
 
 @dataclasses.dataclass(frozen=True)
 class WindowSettings:
-    """When a load counts as steady, and when its window ends.
+    """Rules for a steady load and for the end of its window.
 
     Warm-up lasts `warmup_min_s`..`warmup_max_s` and ends when tokens/s and power of the last two stretches
     of `settle_s` / 2 differ by less than `drift` (a share) or no more than their noise, and at least
@@ -185,11 +181,11 @@ class WindowSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LoadFailure:
-    """Why a load on a started server gave no measurement: the trial code makes a Crash of it, with the log.
+    """A load on a started server that gave no measurement; with the server's log it becomes a Crash.
 
     `kind` is `server_died`, `no_answer` (to the very first request), `error_rate`, `hung` (every error was
-    a timeout) or `gpu_lost`. `detail` is one line for a person; `excerpt` is what the server last answered to a
-    failed request. `host_fault` says that no configuration can be measured until a person has acted.
+    a timeout) or `gpu_lost`. `detail` is one line for a person; `excerpt` is the server's answer to a failed
+    request. `host_fault`: no configuration can be measured until a person has acted.
     """
 
     kind: str

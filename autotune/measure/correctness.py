@@ -1,40 +1,108 @@
-"""The agreement gate: a configuration that says something else than the baseline is wrong, however fast it is.
+"""The correctness gate: greedy outputs compared with the baseline's, since a wrong configuration must not win.
 
-Outputs of the baseline are kept in outputs/STUDY/agreement.json; two collections at different concurrencies give
-its own run-to-run disagreement. The statistics are in `measure/agreement.py`.
+Batching and other kernels change the last bits of the logits, so that now and then a near tie falls the other way and
+two texts diverge. That noise is measured on the baseline itself, as divergences per token; a configuration is wrong
+when it diverges far more often than that, or loops or falls silent where the baseline does not. The baseline's outputs
+are kept in outputs/STUDY/agreement.json.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+from autotune.loadgen.requests import PromptSet, complete
 from autotune.loadgen.spec import PromptSpec, Target
-from autotune.measure.agreement import AgreementSettings, Output, Verdict, collect, judge
+from autotune.loadgen.wire_formats import Prompt
 from autotune.records import UsageError
 from autotune.utils.files import read_plain, write_json
 from autotune.utils.http import BadAnswer, NoAnswer
 
-AT_ONCE = (1, 4)
-"""Concurrencies of the baseline's collections."""
-SETTING = {"prompts": "agreement.prompts", "output_tokens": "agreement.output_tokens",
-           "context_tokens": "agreement.context_tokens", "seed": "workload.seed"}
+CONCURRENCIES = (1, 4)  # of the baseline's two collections: how many run together changes the numerics
+SETTINGS = {"prompts": "agreement.prompts", "output_tokens": "agreement.output_tokens",
+            "context_tokens": "agreement.context_tokens", "seed": "workload.seed"}
+PROBLEM_CHARS = 300
+NOISE_CONFIDENCE = 0.95
+LOOP_PERIOD = 64  # characters
+LOOP_REPEATS = 4
+MAX_CHARS_PER_TOKEN = 256  # text beyond this is ignored: no answer of so few tokens is so long
+
+
+@dataclasses.dataclass(frozen=True)
+class AgreementSettings:
+    """`prompts` greedy outputs of `output_tokens` tokens each, from prompts of about `context_tokens` tokens.
+
+    Divergences per token up to `floor`, or up to `ratio` times the baseline's own, are noise; more are wrong when
+    noise explains them with a probability below `alpha`. `timeout_s` is for one output.
+    """
+
+    prompts: int
+    output_tokens: int
+    context_tokens: int
+    floor: float
+    ratio: float
+    alpha: float
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        if self.prompts < 1 or self.output_tokens < 1 or self.context_tokens < 1:
+            raise UsageError("agreement: prompts, output_tokens and context_tokens must be at least 1")
+        if not 0 < self.floor < 1 or self.ratio < 1 or not 0 < self.alpha < 0.5:
+            raise UsageError("agreement: needs 0 < floor < 1, ratio >= 1 and 0 < alpha < 0.5")
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """One greedy output; `tokens` by the server's count."""
+
+    text: str
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """Outputs compared with the baseline's. `agreement` is the mean share of an output before it diverges (None
+    without a baseline). `divergences` happened in `tokens` compared tokens; noise explains that many with the
+    probability `chance`. `reasons` are `diverges`, `empty`, `repeats`: with any of them the output is wrong.
+    """
+
+    agreement: float | None
+    divergences: int
+    tokens: float
+    noise_per_token: float | None
+    chance: float | None
+    reasons: tuple[str, ...]
+
+    @property
+    def wrong(self) -> bool:
+        return bool(self.reasons)
+
+    @property
+    def problem(self) -> str:
+        """One line on why the output is wrong, also the log excerpt of the crash."""
+        texts = {"diverges": f"greedy outputs diverge from the baseline's {self.divergences} times in "
+                             f"{self.tokens:.0f} tokens, far more often than the baseline from itself",
+                 "empty": "outputs are empty where the baseline's are not",
+                 "repeats": "outputs loop where the baseline's do not"}
+        return "output_agreement: wrong output: " + "; ".join(texts[reason] for reason in self.reasons)
 
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """`file` keeps the baseline's outputs; `prompts` says what is asked."""
+    """The gate of one study; `file` keeps the baseline's outputs."""
 
     file: pathlib.Path
     settings: AgreementSettings
     prompts: PromptSpec
 
     def references(self) -> list[list[Output]]:
-        """The baseline's collections; [] when there are none (or unreadable ones) yet.
+        """The baseline's collections; [] when there are none yet, or unreadable ones.
 
-        Raises UsageError where something else was asked for them than is asked now: texts of other lengths part.
+        Raises UsageError when they were made with other settings: texts of other lengths diverge.
         """
         try:
             kept = json.loads(read_plain(self.file))
@@ -45,7 +113,7 @@ class Gate:
             return []
         other = {name: before[name] for name, now in self._asked().items() if before.get(name, now) != now}
         if other or any(len(run) != self.settings.prompts for run in outputs):
-            said = " ".join(f"{SETTING[name]}={value}" for name, value in other.items()) or "outputs of another number"
+            said = " ".join(f"{SETTINGS[name]}={value}" for name, value in other.items()) or "outputs of another number"
             raise UsageError(f"the baseline's outputs in {self.file} were made with {said}: set that back, or begin "
                              "another study with study.name=NAME")
         return outputs
@@ -54,19 +122,19 @@ class Gate:
         return {"prompts": self.settings.prompts, "output_tokens": self.settings.output_tokens,
                 "context_tokens": self.settings.context_tokens, "seed": self.prompts.seed}
 
-    def check(self, target: Target, baseline: bool, hide: Callable[[str], str]) -> tuple[Verdict | None, str]:
-        """(verdict, problem) for a live server; the baseline's outputs are kept when there are none yet.
+    def check(self, target: Target, baseline: bool, hide: Callable[[str], str]) -> tuple[Agreement | None, str]:
+        """(agreement, problem) of a live server; the baseline's outputs are kept when there are none yet.
 
-        `hide` takes secrets out of a text: what a server says, it may have from its environment. `problem` is one line
-        when the server did not answer as asked (verdict None).
+        `hide` takes secrets out of a text: a server may echo its environment. `problem` is one line when the server
+        did not answer (agreement None).
         """
         try:
             if baseline and not self.references():
-                self._keep([self._outputs(target, n, hide) for n in AT_ONCE])
-            outputs = self._outputs(target, AT_ONCE[-1], hide)
+                self._keep([self._outputs(target, n, hide) for n in CONCURRENCIES])
+            outputs = self._outputs(target, CONCURRENCIES[-1], hide)
         except (NoAnswer, BadAnswer) as error:
-            return None, str(error)[:300]
-        return judge(outputs, self.references(), self.settings), ""
+            return None, " ".join(str(error).split())[:PROBLEM_CHARS]
+        return compare(outputs, self.references(), self.settings), ""
 
     def _outputs(self, target: Target, at_once: int, hide: Callable[[str], str]) -> list[Output]:
         return [Output(hide(o.text), o.tokens) for o in collect(target, self.settings, self.prompts, at_once)]
@@ -75,10 +143,106 @@ class Gate:
         write_json(self.file, {"asked": self._asked(), "runs": [[[o.text, o.tokens] for o in run] for run in runs]})
 
 
-def sentence(verdict: Verdict) -> str:
-    """Why a verdict is wrong, for people and as the log excerpt of the crash."""
-    told = {"diverges": f"greedy outputs part from the baseline's {verdict.divergences} times in {verdict.tokens:.0f} "
-                        "tokens, far more often than the baseline from itself",
-            "empty": "outputs are empty where the baseline's are not",
-            "repeats": "outputs loop where the baseline's do not"}
-    return "output_agreement: wrong output: " + "; ".join(told.get(reason, reason) for reason in verdict.reasons)
+def collect(target: Target, settings: AgreementSettings, prompts: PromptSpec, concurrency: int) -> list[Output]:
+    """Greedy outputs of the fixed prompts, `concurrency` at a time. Raises NoAnswer and BadAnswer."""
+    source = PromptSet(prompts, settings.context_tokens)
+    pool = ThreadPoolExecutor(max_workers=concurrency)
+    try:
+        return list(pool.map(lambda i: _complete(target, source.prompt(i), settings), range(settings.prompts)))
+    finally:
+        pool.shutdown(cancel_futures=True)  # after a bad answer the others are not waited for
+
+
+def compare(candidate: Sequence[Output], baselines: Sequence[Sequence[Output]],
+            settings: AgreementSettings) -> Agreement:
+    """Compare a configuration's outputs with several collections of the baseline's, prompt by prompt.
+
+    Without baselines only silence and loops are found. With one, its noise is unknown and only `floor` is allowed.
+    """
+    reasons = _defects(candidate, baselines)
+    if not baselines:
+        return Agreement(None, 0, sum(o.tokens for o in candidate), None, None, reasons)
+    if any(len(run) != len(candidate) for run in baselines):
+        raise UsageError("agreement: the outputs to compare come from different numbers of prompts")
+    divergences, tokens, agreement = _divergences(candidate, baselines)
+    own = [_divergences(run, [*baselines[:i], *baselines[i + 1:]]) for i, run in enumerate(baselines)
+           if len(baselines) > 1]
+    own_divergences, own_tokens = sum(p for p, _, _ in own), sum(t for _, t, _ in own)
+    noise = own_divergences / own_tokens if own_tokens else None
+    bound = _poisson_upper(own_divergences) / own_tokens if own_tokens else 0.0
+    allowed = max(settings.floor, settings.ratio * noise if noise else 0.0, bound if own_divergences else 0.0)
+    chance = poisson_tail(divergences, tokens * allowed)
+    if chance < settings.alpha:
+        reasons = ("diverges", *reasons)
+    return Agreement(agreement, divergences, tokens, noise, chance, reasons)
+
+
+def repeats(text: str) -> bool:
+    """Whether a text ends in a loop: at least half of it (and 32 characters) is one piece of up to 64 characters
+    four times or more."""
+    for period in range(1, min(LOOP_PERIOD, len(text) // LOOP_REPEATS) + 1):
+        length = period
+        while length < len(text) and text[-length - 1] == text[-length - 1 + period]:
+            length += 1
+        if length >= max(32, len(text) / 2, LOOP_REPEATS * period):
+            return True
+    return False
+
+
+def common_share(a: str, b: str) -> float:
+    """Share of the longer of two texts before they diverge: 1 for equal texts."""
+    if a == b:
+        return 1.0
+    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return same / max(len(a), len(b))
+
+
+def poisson_tail(count: int, mean: float) -> float:
+    """P(K >= count) of a Poisson variable."""
+    if count <= 0:
+        return 1.0
+    if mean <= 0:
+        return 0.0
+    term, below = math.exp(-mean), 0.0
+    for k in range(count):
+        below += term
+        term *= mean / (k + 1)
+    return max(0.0, 1 - below)
+
+
+def _divergences(run: Sequence[Output], references: Sequence[Sequence[Output]]) -> tuple[int, float, float]:
+    """(outputs that diverge from every reference, tokens until then or the end, mean share that agrees)."""
+    divergences, tokens, shares = 0, 0.0, 0.0
+    for i, output in enumerate(run):
+        share = max(common_share(output.text, reference[i].text) for reference in references)
+        shares += share
+        divergences += share < 1
+        tokens += max(1.0, share * output.tokens + (share < 1))
+    return divergences, tokens, shares / len(run) if run else 1.0
+
+
+def _poisson_upper(count: int) -> float:
+    """Upper 95 % confidence bound of a Poisson mean after `count` events."""
+    low, high = 0.0, 10.0 + 3 * count
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if poisson_tail(count + 1, middle) > NOISE_CONFIDENCE else (middle, high)
+    return high
+
+
+def _defects(candidate: Sequence[Output], baselines: Sequence[Sequence[Output]]) -> tuple[str, ...]:
+    """`empty` and `repeats`, where the baseline does not do the same."""
+    found = []
+    checks = (("empty", lambda text: not text.strip(), 0.1), ("repeats", repeats, 0.5 if not baselines else 0.1))
+    for name, check, share in checks:
+        bad = sum(1 for i, output in enumerate(candidate)
+                  if check(output.text) and not any(check(run[i].text) for run in baselines if i < len(run)))
+        if bad and bad >= max(2 if len(candidate) > 1 else 1, share * len(candidate)):
+            found.append(name)
+    return tuple(found)
+
+
+def _complete(target: Target, prompt: Prompt, settings: AgreementSettings) -> Output:
+    found = complete(target, prompt, settings.output_tokens, settings.timeout_s)
+    text = found.text[:settings.output_tokens * MAX_CHARS_PER_TOKEN]
+    return Output(text, found.completion_tokens or len(text.split()))

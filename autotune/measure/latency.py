@@ -16,9 +16,9 @@ Floats = npt.NDArray[np.float64]
 def token_arrivals(replies: Sequence[Reply]) -> tuple[Floats, Floats]:
     """(times in s, tokens) of every arrival of all requests, in no order.
 
-    Where the server counted, each arrival has its own tokens, and those that were found at a look (`measure.pacing`)
-    are spread evenly over the time since the last; else a request's final count is spread evenly over its events, and
-    unfinished requests take the mean of the finished ones.
+    Where the server counted, each arrival has its own tokens; tokens that a batched read found (`read_batching`) are
+    spread evenly over the time since the read before. Otherwise a request's final count is spread evenly over its
+    events, and unfinished requests take the mean of the finished ones.
     """
     loose = [r for r in replies if not r.counted and r.completion_tokens is not None and r.times]
     events = sum(len(r.times) for r in loose)
@@ -50,7 +50,7 @@ def _spread(times: Floats, gained: Floats) -> tuple[Floats, Floats]:
     """Arrivals of one token each, evenly between the arrival before and the one that brought several."""
     several = np.maximum(gained, 1).astype(np.int64)
     several[0] = 1
-    last = np.repeat(np.cumsum(several), several)  # how many there are up to the end of each one's group
+    last = np.repeat(np.cumsum(several), several)  # tokens up to the end of each token's group
     left = (last - 1 - np.arange(len(last))) / np.repeat(several, several)
     apart = np.diff(times, prepend=times[0])
     return np.repeat(times, several) - left * np.repeat(apart, several), np.repeat(gained / several, several)

@@ -1,4 +1,4 @@
-"""A server's Prometheus metrics: read as text, and watched during a window."""
+"""A server's Prometheus metrics, read during a window."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from autotune.utils.http import BadAnswer, NoAnswer, ask
 
 INTERVAL_S = 2.0
 TIMEOUT_S = 5.0
-LARGEST = 1e30
-"""No count or gauge of a server: what is above is no number that one can add up (inf, 1e308)."""
+LARGEST = 1e30  # larger values (inf, 1e308) are not counts and cannot be added up
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+\d+)?\s*$")
 
 
 def parse(text: str, wanted: Collection[str] | None = None) -> dict[str, float]:
-    """Samples of a Prometheus text, those of the same name (other labels: ranks) added up. Bad lines and what
-    is no finite number are skipped, and so are names other than those `wanted`."""
+    """Samples of a Prometheus text, summed over the labels of a name (ranks).
+
+    Bad lines, values that are not finite and names that are not `wanted` are skipped.
+    """
     values: dict[str, float] = {}
     for line in text.splitlines():
         found = _LINE.match(line)
@@ -36,10 +37,10 @@ def parse(text: str, wanted: Collection[str] | None = None) -> dict[str, float]:
     return values
 
 
-class Watcher:
-    """Reads the metrics of a target every 2 s in a thread while it is used as a context manager, and at each `mark`.
+class MetricsReader:
+    """Reads the metrics of a target at each `mark` and, as a context manager, every 2 s in a thread.
 
-    `failures` counts the reads that gave nothing; without a metrics path nothing is read.
+    `failures` counts failed reads; without a metrics path nothing is read.
     """
 
     def __init__(self, target: Target) -> None:
@@ -63,7 +64,7 @@ class Watcher:
             self._thread.join(TIMEOUT_S + 1)
 
     def mark(self) -> float:
-        """Read now, for an edge of the window; returns when that sample was taken."""
+        """Read now, for an edge of the window; returns the time of that sample."""
         if self._url:
             self._sample(self._url)
         return self.samples[-1][0] if self.samples else time.monotonic()

@@ -1,4 +1,4 @@
-"""Intervals of a ratio such as tokens per joule, from blocks of a window that are not independent."""
+"""Confidence intervals of a ratio such as tokens per joule, from dependent blocks of a window."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TARGET_BATCHES = 16
 def relative_half_width(gains: Sequence[float], costs: Sequence[float], confidence: float = 0.95) -> float | None:
     """Half-width of the interval of sum(gains) / sum(costs), as a share of it.
 
-    `gains` and `costs` are what successive blocks of equal time brought (tokens; joules or seconds). Method: the
+    `gains` and `costs` are the tokens, and the joules or seconds, of successive blocks of equal time. Method: the
     ratio estimator's residuals, averaged over batches of blocks (non-overlapping batch means, Law and
     Carson 1979), inflated by (1 + r) / (1 - r) for what correlation r remains between neighbouring batches, with
     Student's t. None with fewer than 8 blocks, or when nothing was gained or spent.
@@ -33,7 +33,7 @@ def relative_half_width(gains: Sequence[float], costs: Sequence[float], confiden
     if square == 0:
         return 0.0
     r = sum(a * b for a, b in zip(spread, spread[1:], strict=False)) / square
-    r = max(0.0, min(0.9, r + (1 + 3 * r) / batches))  # its bias in short series (Kendall 1954) taken back
+    r = max(0.0, min(0.9, r + (1 + 3 * r) / batches))  # corrected for its bias in short series (Kendall 1954)
     variance = square / (batches - 1) / batches * (1 + r) / (1 - r)
     return student_t(0.5 + confidence / 2, batches - 1) * math.sqrt(variance) / (ratio * sum(costs) / n)
 

@@ -2,8 +2,8 @@
 
     result = measure(target, load, meter, settings, limits=..., alive=..., progress=..., record=...)
 
-Everything is timed by CLOCK_MONOTONIC, which the load client's process shares: the window is what lies between two
-readings of the meter, and its tokens are those whose arrival lies in it.
+Everything is timed by CLOCK_MONOTONIC, which the load client's process shares. The window lies between two readings of
+the meter; its tokens are those that arrived in it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from autotune.loadgen.client import LoadClient, Tick
-from autotune.loadgen.result import Reply, write_replies
+from autotune.loadgen.client import LoadClient
+from autotune.loadgen.requests import chars_per_token
+from autotune.loadgen.result import NO_FAILURES, Reply, Tick, write_replies
 from autotune.loadgen.spec import LoadFailure, LoadOrder, LoadSpec, Target, WindowSettings
-from autotune.measure import calibrate
 from autotune.measure.limits import Limits
-from autotune.measure.metrics import Watcher
+from autotune.measure.metrics import MetricsReader
 from autotune.measure.statistics import relative_half_width
 from autotune.power.meter import DeviceLost, Meter, Reading
 from autotune.records import Measurement
+from autotune.utils.http import BadAnswer, NoAnswer
 
 POLL_S = 0.25
 PROGRESS_S = 1.0
@@ -54,28 +55,26 @@ class Pulse:
 def measure(target: Target, load: LoadSpec, meter: Meter, settings: WindowSettings, *, limits: Limits,
             alive: Callable[[], bool], progress: Callable[[str], None],
             record: pathlib.Path | None = None, hide: Callable[[str], str] = str) -> Measurement | LoadFailure:
-    """Measure `target` under `load`.
+    """Measure `target` under `load`; blocks until done. A KeyboardInterrupt ends the load and is raised again.
 
-    Blocks until done; a KeyboardInterrupt ends the load and goes on. `alive` says whether the server's
-    process still runs; `progress` gets one line about every second; `record` gets one JSON line per request,
-    whose details `hide` takes the secrets out of.
-    `limits` decide which requests count for goodput. The meter must be open. Raises AutotuneError for our own
-    failures only.
+    `alive`: the server's process still runs. `progress` gets a line about every second, `record` a JSON line per
+    request, with secrets taken out by `hide`. `limits` decide which requests count for goodput. The meter must be
+    open. Raises AutotuneError for failures of autotune itself only.
     """
     started = time.monotonic()
     try:
-        ratio = calibrate.chars_per_token(target, load)
-    except calibrate.Unanswered as error:
+        ratio = chars_per_token(target, load)
+    except (NoAnswer, BadAnswer) as error:
         kind = "no_answer" if alive() else "server_died"
         return LoadFailure(kind, f"the server did not answer the first request: {str(error)[:200]}", 0, 1, {kind: 1},
                            time.monotonic() - started, excerpt=str(error))
-    with LoadClient(LoadOrder(target, load, ratio, limits.need_gaps)) as client, Watcher(target) as watcher:
+    with LoadClient(LoadOrder(target, load, ratio, limits.need_gaps)) as client, MetricsReader(target) as metrics:
         run = _Run(client, load, meter, settings, alive, progress, started)
         try:
             steady = run.warm_up()
-            before = watcher.mark()
+            before = metrics.mark()
             pulses = run.window()
-            after = watcher.mark()
+            after = metrics.mark()
         except _Failed as failed:
             return failed.failure
         except DeviceLost as error:
@@ -87,19 +86,19 @@ def measure(target: Target, load: LoadSpec, meter: Meter, settings: WindowSettin
         write_replies(record, replies, pulses[0].t, hide)
     reasons = [] if steady else ["not_steady"]
     reasons += run.client_reasons(pulses[0].t, pulses[-1].t)
-    reasons += watcher.reasons(before, after)
-    return _measurement(replies, pulses, load, settings, meter, limits, run, watcher.accept_length(before, after),
+    reasons += metrics.reasons(before, after)
+    return _measurement(replies, pulses, load, settings, meter, limits, run, metrics.accept_length(before, after),
                         reasons)
 
 
 class _Run:
-    """The clockwork of one load: waits in small steps, watching for the server's death and for errors."""
+    """One running load: waits in small steps, and ends when the server dies or too many requests fail."""
 
     def __init__(self, client: LoadClient, load: LoadSpec, meter: Meter, settings: WindowSettings,
                  alive: Callable[[], bool], progress: Callable[[str], None], started: float) -> None:
         self.client, self.load, self.meter, self.settings = client, load, meter, settings
         self.alive, self.progress, self.started = alive, progress, started
-        self.told = 0.0
+        self.said_s = 0.0
 
     def warm_up(self) -> bool:
         """Wait until the load is steady; False when `warmup_max_s` passed before that."""
@@ -142,7 +141,7 @@ class _Run:
                 return pulses
 
     def step(self, seconds: float) -> Tick:
-        """Wait for `seconds` and return the counters. Raises _Failed."""
+        """The counters after `seconds`. Raises _Failed."""
         end = time.monotonic() + seconds
         while True:
             tick = self.client.wait(max(0.0, min(POLL_S, end - time.monotonic())))
@@ -157,13 +156,13 @@ class _Run:
         s, done = self.settings, tick.finished + tick.errors
         if tick.errors >= s.error_count_min and tick.errors > s.error_rate_limit * done:
             common = ", ".join(f"{n} {kind}" for kind, n in Counter(tick.kinds).most_common(3))
-            hung = all(kind.startswith("timeout") for kind in tick.kinds if kind not in ("retry", "late"))
+            hung = all(kind.startswith("timeout") for kind in tick.kinds if kind not in NO_FAILURES)
             raise self.failed("hung" if hung else "error_rate",
                               f"{tick.errors} of {done} requests failed ({common})", tick)
 
     def failed(self, kind: str, detail: str, tick: Tick | None) -> _Failed:
         kinds = dict(tick.kinds) if tick else {}
-        worst = max((k for k in kinds if k not in ("retry", "late")), key=lambda k: kinds[k], default="")
+        worst = max((k for k in kinds if k not in NO_FAILURES), key=lambda k: kinds[k], default="")
         return _Failed(LoadFailure(kind, detail, tick.finished if tick else 0, tick.errors if tick else 0, kinds,
                                    time.monotonic() - self.started,
                                    excerpt=tick.details.get(worst, "") if tick else ""))
@@ -174,12 +173,12 @@ class _Run:
 
     def say(self, text: str, tick: Tick) -> None:
         now = time.monotonic()
-        if now - self.told >= PROGRESS_S:
-            self.told = now
+        if now - self.said_s >= PROGRESS_S:
+            self.said_s = now
             self.progress(text + (f", {tick.errors} errors" if tick.errors else ""))
 
     def client_reasons(self, start: float, end: float) -> list[str]:
-        """Validity codes of our own side: short of CPU, or not enough requests in flight."""
+        """Validity codes of the load client: short of CPU, or not enough requests in flight."""
         ticks = [t for t in self.client.ticks if start <= t.t <= end]
         reasons = []
         if self.client_cpu(start, end, waiting=True) > CLIENT_BUSY:
@@ -193,7 +192,7 @@ class _Run:
         return reasons
 
     def client_cpu(self, start: float, end: float, waiting: bool = False) -> float:
-        """Share of one core that the load client took, with or without its waiting for a core."""
+        """Share of one core that the load client took, with or without its waits for a core."""
         ticks = [t for t in self.client.ticks if start <= t.t <= end]
         if len(ticks) < 2:
             return 0.0

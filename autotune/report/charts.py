@@ -1,7 +1,7 @@
 """Figures of a study: one description each, drawn as SVG on the page and as plotly JSON in optuna-dashboard.
 
-    for figure in figures(story):      # trade-off, objective over the load, progress of the search
-        figure.plotly()                # as data for optuna-dashboard; templates/charts.jinja draws the SVG
+    figure = tradeoff(story)       # or load_curves, progress; None without data
+    figure.plotly()                # data for optuna-dashboard; templates/charts.jinja draws the SVG
 """
 
 from __future__ import annotations
@@ -139,13 +139,13 @@ class Figure:
         """The figure as plotly's data and layout."""
         curves = [t for t in self.traces if t.kind == "curve"]
         shown = [t for t in self.traces if t.kind != "curve"] + curves[:-MOST_CURVES_PLOTLY - 1:-1]
-        axis: dict[str, Any] = {"type": "category", "categoryorder": "array", "categoryarray": list(self.x.labels)} \
-            if self.x.labels else {}
+        labels = self.x.labels
+        axis = {"type": "category", "categoryorder": "array", "categoryarray": list(labels)} if labels else {}
         shapes = [{"type": "line", "x0": r.x, "x1": r.x, "yref": "paper", "y0": 0, "y1": 1,
                    "line": {"color": RED if r.css == "limit" else PURPLE, "dash": "dash"}} for r in self.rules]
         notes = [{"x": r.x, "yref": "paper", "y": 1, "text": "pivot", "showarrow": False, "textangle": -90,
                   "xanchor": "left", "yanchor": "top", "hovertext": plain(r.about)} for r in self.rules if r.about]
-        return {"data": [_plotly(t, self.x.labels) for t in shown],
+        return {"data": [_plotly(t, labels) for t in shown],
                 "layout": layout(self.title, self.x.label, self.y.label, xaxis=axis, shapes=shapes, annotations=notes)}
 
 
@@ -179,11 +179,6 @@ def layout(title: str, x: str, y: str, **more: Any) -> dict[str, Any]:
                     "yaxis": {"title": {"text": y}, **more.get("yaxis", {})}}
 
 
-def figures(story: Story) -> tuple[Figure, ...]:
-    """Every figure that the study has data for."""
-    return tuple(f for f in (tradeoff(story), load_curves(story), progress(story)) if f is not None)
-
-
 def tradeoff(story: Story) -> Figure | None:
     """Throughput against energy efficiency; without energy, against the speed of one request."""
     name, title, unit = "tokens_per_j", *FIGURES["tokens_per_j"]
@@ -196,13 +191,15 @@ def tradeoff(story: Story) -> Figure | None:
     if len(points) < 2:
         return None
     x_title, x_unit = FIGURES["tokens_per_s"]
-    x, y = _axis(x_title, x_unit, [p[0] for p in points]), _axis(title, unit, [p[1] for p in points])
     front = _front((a, b) for a, b, t in points if t.feasible)
     traces = [Trace("Pareto front", "front", tuple(a for a, _ in front), tuple(b for _, b in front), step="vh")]
+    kinds: dict[str, list[tuple[float, float, Tested]]] = {}
+    for a, b, t in points:
+        kinds.setdefault("baseline" if story.is_baseline(t) else "winner" if t is story.winner else
+                         "feasible" if t.feasible else "infeasible", []).append((a, b, t))
     for kind, legend in (("infeasible", "breaks a limit"), ("feasible", "within limits"), ("baseline", "baseline"),
                          ("winner", "winner")):
-        some = [p for p in points if (_role(story, p[2]) or ("feasible" if p[2].feasible else "infeasible")) == kind]
-        if some:
+        if some := kinds.get(kind):
             role = kind if kind == legend else ""
             traces.append(Trace(legend, kind, tuple(p[0] for p in some), tuple(p[1] for p in some), tuple(
                 (f"{role}, " if role else "") + f"trial {t.trial}: {with_unit(a, x_unit)}, {with_unit(b, unit)}"
@@ -214,7 +211,8 @@ def tradeoff(story: Story) -> Figure | None:
     return Figure(
         "tradeoff", about, f"{len(points)} configurations; {len(front)} on the front of those within limits. Up and to "
         "the right is better.", f"{about}. The line joins configurations within limits that no other one beats in "
-        "both; triangles break one.", x, y, tuple(traces), rules)
+        "both; triangles break one.", _axis(x_title, x_unit, [p[0] for p in points]),
+        _axis(title, unit, [p[1] for p in points]), tuple(traces), rules)
 
 
 def _front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -224,10 +222,6 @@ def _front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
         if not kept or point[1] > kept[-1][1]:
             kept.append(point)
     return kept[::-1]
-
-
-def _role(story: Story, entry: Tested) -> str:
-    return "baseline" if story.is_baseline(entry) else "winner" if entry is story.winner else ""
 
 
 def load_curves(story: Story) -> Figure | None:
@@ -250,8 +244,7 @@ def load_curves(story: Story) -> Figure | None:
             members = list(levels.values())
             key = server_key(story.space, members[0].config)
             found.append(("baseline" if key == base else "winner" if key == winner else "", launch, members))
-    found.sort(key=lambda c: (c[0] == "", -max(r.value or 0 for r in c[2])))
-    found = found[:MOST_CURVES]
+    found = sorted(found, key=lambda c: (c[0] == "", -max(r.value or 0 for r in c[2])))[:MOST_CURVES]
     seen = {repr(r.config[name]) for _, _, members in found for r in members}
     choices = [c for c in story.space.param(name).choices if repr(c) in seen]
     at = {repr(c): i for i, c in enumerate(choices)}
@@ -267,8 +260,8 @@ def load_curves(story: Story) -> Figure | None:
         tagged.add(role)
     if not traces:
         return None
-    last = max(len(choices) - 1, 1)
-    x = Axis(name, "", tuple(range(len(choices))), -0.15, last + 0.15, tuple(value_text(c) for c in choices))
+    x = Axis(name, "", tuple(range(len(choices))), -0.15, max(len(choices) - 1, 1) + 0.15,
+             tuple(value_text(c) for c in choices))
     return Figure("load", f"Objective over {name}, one line a launch", f"{len(traces)} launches measured under several "
                   f"loads.", f"Objective over {name}: one line a launch; hollow dots break a limit.", x,
                   _axis("Objective", story.unit, [0, *(v for t in traces for v in t.y)]), tuple(traces[::-1]))

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.records import UsageError, Value
-from autotune.report import verdict
 from autotune.report.levers import Lever
 from autotune.report.measured import Tested, value_text
 from autotune.report.story import Story, read_folder
 from autotune.report.tables import Cell, Table, table, tone_of
+from autotune.report.verdict import range_words
 from autotune.space.space import Param, Space
 from autotune.storage.trial import TrialRecord
 from autotune.utils.text import count, one_line, percent, with_unit
@@ -97,8 +97,8 @@ class Comparison:
         rows: list[tuple[str | Cell, ...]] = []
         for pair in self.levers:
             rows.append((pair.name, pair.instead, *(
-                Cell("-", "muted") if x is None else Cell(verdict.change_words(x.factor, x.low, x.high), tone_of(x))
-                for x in pair.levers), Cell(pair.verdict, TONES[pair.verdict])))
+                Cell("-", "muted") if x is None else Cell(_change(x), tone_of(x)) for x in pair.levers),
+                         Cell(pair.verdict, TONES[pair.verdict])))
         return table(("Choice", "Instead of", *(f">{n}" for n in self.names), "Verdict"), rows) if rows else None
 
     def _crashes(self) -> Table | None:
@@ -107,6 +107,12 @@ class Comparison:
         return table(("Signature", "Category", *(f">{n}" for n in self.names)), (
             (one_line(s), one_line(c), *(str(n) if n else Cell("-", "muted") for n in counts))
             for s, c, counts in self.signatures), "Launches that ended so")
+
+
+def _change(lever: Lever) -> str:
+    """A lever's factor as a change in per cent with its interval."""
+    interval = range_words(lever.low, lever.high)
+    return percent(lever.factor - 1, signed=True) + (f" ({interval})" if interval else "")
 
 
 def load(settings: Settings) -> Comparison:

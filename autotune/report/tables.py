@@ -68,7 +68,11 @@ class Table:
 
     def filled(self) -> Table:
         """The table without columns that are empty in every row."""
-        kept = [i for i in range(len(self.columns)) if any(row[i].text for row in self.rows)]
+        return self.only(*(c.title for i, c in enumerate(self.columns) if any(row[i].text for row in self.rows)))
+
+    def only(self, *titles: str) -> Table:
+        """The table with these columns alone."""
+        kept = [i for i, column in enumerate(self.columns) if column.title in titles]
         return Table(tuple(self.columns[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in self.rows),
                      self.caption)
 
@@ -275,7 +279,7 @@ def crashes(story: Story) -> tuple[Table, Table]:
 
     groups = table(("Signature", ">Launches", "Stage", "Blame", "Category", "What happened", "Always with"), (
         (signature(g), str(g.launches), str(g.crash.stage), Cell(str(g.crash.blame), "strong"),
-         one_line(g.crash.category), one_line(g.crash.explanation), ", ".join(
+         one_line(g.crash.category), one_line(g.crash.explanation or g.crash.excerpt.strip()[-160:]), ", ".join(
              f"{choice_text(s.param, s.value)} ({s.crashed} of {s.launches})" for s in g.suspects))
         for g in story.crashes[:MOST_GROUPS]))
     rows = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from autotune.report.measured import FIGURES, Tested, config_text, figure_title, limited
@@ -110,8 +110,7 @@ def figure_rows(story: Story) -> list[tuple[str, str, str, str, str]]:
         if a is None and b is None and name not in limits:
             continue
         change = percent(b / a - 1, signed=True) if a and b is not None and winner is not base else ""
-        limit = limits.get(name)
-        bound = "" if limit is None else limit_words(limit)
+        bound = limit_words(limits[name]) if name in limits else ""
         rows.append((title, with_unit(a, unit), with_unit(b, unit), change, bound))
     return rows
 
@@ -206,27 +205,15 @@ def launches_saved(story: Story) -> int:
 
 def pivot_words(pivot: Mapping[str, Any]) -> str:
     """The evidence behind a pivot in one line."""
-    parts = []
-    if pivot.get("belief") is not None:
-        parts.append(f"{percent(pivot['belief'])} sure that it always crashes")
-    if pivot.get("chance") is not None:
-        parts.append(f"{percent(pivot['chance'])} chance for its best launch")
-    if pivot.get("upper_gain") is not None:
-        parts.append(f"at most {percent(pivot['upper_gain'], signed=True)} to gain")
-    if pivot.get("cost_s") is not None:
-        parts.append(f"{duration(pivot['cost_s'])} a launch")
-    if pivot.get("launches_saved"):
-        parts.append(f"{count(int(pivot['launches_saved']), 'launch', 'launches')} saved")
-    trials = pivot.get("trials")
-    if trials:
-        parts.append(f"trials {', '.join(str(t) for t in trials)}")
-    return "; ".join(parts)
-
-
-def change_words(factor: float, low: float | None, high: float | None) -> str:
-    """A lever's factor as a change in per cent with its interval."""
-    interval = range_words(low, high)
-    return percent(factor - 1, signed=True) + (f" ({interval})" if interval else "")
+    known = {name: value for name, value in pivot.items() if value is not None}
+    words: dict[str, Callable[[Any], str]] = {
+        "belief": lambda v: f"{percent(v)} sure that it always crashes",
+        "chance": lambda v: f"{percent(v)} chance for its best launch",
+        "upper_gain": lambda v: f"at most {percent(v, signed=True)} to gain",
+        "cost_s": lambda v: f"{duration(v)} a launch",
+        "launches_saved": lambda v: f"{count(v, 'launch', 'launches')} saved" if v else "",
+        "trials": lambda v: f"trials {', '.join(map(str, v))}" if v else ""}
+    return "; ".join(shown for name, of in words.items() if name in known and (shown := of(known[name])))
 
 
 def range_words(low: float | None, high: float | None) -> str:
@@ -240,7 +227,7 @@ def interval_text(low: float | None, high: float | None) -> str:
     """A 95 % interval of shares; empty when unknown."""
     if low is None or high is None:
         return ""
-    return f"95 % interval {percent(low, signed=True)} to {percent(high, signed=True)}"
+    return f"95 % interval {range_words(1 + low, 1 + high)}"
 
 
 def neighbour_words(story: Story) -> str:

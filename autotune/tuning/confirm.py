@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.config.settings import ConfirmationSettings
-from autotune.measure.sequential import Confirmation, ConfirmSettings, Decision
+from autotune.measure.finalists import Confirmation, ConfirmSettings, Decision
 from autotune.records import Config, UsageError, config_key
 from autotune.space.space import Space
 from autotune.storage.schema import corrupt

@@ -25,8 +25,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.benchmarks.search import STRATEGIES, make  # noqa: E402
-from tests.search.parallel import Fleet  # noqa: E402
-from tests.search.simulate import Run  # noqa: E402
+from tests.search.simulate import Fleet, Run  # noqa: E402
 from tests.search.tables import Table  # noqa: E402
 
 SHARE = 0.98

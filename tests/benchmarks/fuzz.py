@@ -3,7 +3,7 @@
     python -m tests.benchmarks.fuzz [--seconds 600] [--seed 0]
 
 Inputs are real answers and log lines, cut, spliced, repeated and mangled, in pieces of random sizes. Readers: HTTP
-framing and the SSE stream of the load client (both of its paths), the log reader, the crash classifier, the stage
+parser and token stream of the load client (chunks skipped or not), the log reader, the crash classifier, the stage
 reader, the redactor and the supervisor's bounded log. A failing input is written out, to become a test. Exit 1
 on the first one; a reader that takes longer than `SLOW_S` on an input of at most 64 KiB fails as well.
 """
@@ -24,8 +24,8 @@ from autotune.crash.classify import classify
 from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageReader
 from autotune.engine.supervisor import BoundedLog
-from autotune.loadgen import sse
-from autotune.loadgen.http1 import Framing
+from autotune.loadgen.http1 import AnswerParser
+from autotune.loadgen.wire_formats import CHAT, COMPLETIONS, GENERATE, TokenStream
 from autotune.records import Stage
 from autotune.utils.http import BadAnswer
 from autotune.utils.redact import Redactor
@@ -89,23 +89,19 @@ def cut(rng: random.Random, data: bytes) -> list[bytes]:
 
 
 def answer(rng: random.Random, data: bytes) -> None:
-    """HTTP framing, then the stream, as the load client's careful path does it; then its fast path."""
-    framing, stream = Framing(), sse.TokenStream()
-    try:
-        for n, piece in enumerate(cut(rng, data)):
-            payload = framing.feed(piece)
-            if payload:
-                stream.feed(payload, float(n))
-        framing.eof()
-    except BadAnswer:
-        pass
-    framing, stream = Framing(), sse.TokenStream()
-    try:
-        framing.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        pieces = cut(rng, data)
-        stream.take(framing, pieces, [float(n) for n in range(len(pieces))])
-    except BadAnswer:
-        pass
+    """The load client's parser and stream: a whole answer, then a running stream whose chunks may be skipped."""
+    for head in (b"", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"):
+        parser, stream = AnswerParser(), TokenStream(rng.choice((COMPLETIONS, CHAT, GENERATE)))
+        try:
+            for n, piece in enumerate([head, *cut(rng, data)] if head else cut(rng, data)):
+                if parser.between_chunks:
+                    piece = piece[stream.skip_chunks(piece, float(n)):]
+                if pieces := parser.feed(piece):
+                    stream.take(pieces, float(n))
+            parser.eof()
+            stream.close()
+        except BadAnswer:
+            pass
 
 
 class Logs:

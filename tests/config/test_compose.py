@@ -15,7 +15,7 @@ from autotune.config import identity as origin
 from autotune.config.compose import load, space_files
 from autotune.engine.spec import EngineSpec
 from autotune.executors import preflight
-from autotune.loadgen.prompts import PromptSet
+from autotune.loadgen.requests import PromptSet
 from autotune.records import UsageError
 
 

@@ -1,4 +1,4 @@
-"""Bug reports that can be pasted."""
+"""Bug reports as Markdown, ready to paste."""
 
 from __future__ import annotations
 
@@ -21,24 +21,17 @@ def report(crash: Crash = CRASH, isolated: Isolated | None = FOUND) -> str:
                       versions={"sglang": "0.5.16", "GPU": "8 x B300"})
 
 
-def test_a_report_has_everything_that_a_maintainer_asks_for() -> None:
+def test_a_report_has_everything_that_a_maintainer_needs() -> None:
     text = report()
     for part in ("# [nccl_nvls_multicast]", "Failed to bind NVLink SHARP", CRASH.signature, "nccl-init", "-9", "50 s",
                  "| nvls | true | (does not exist) |", "| tp | 8 | 1 |", "3 crashed, 0 worked", "5 launches",
                  "--tp-size 8", "--tp-size 1", "NCCL_DEBUG='INFO x'", "| sglang | 0.5.16 |", "| GPU | 8 x B300 |"):
         assert part in text, part
-
-
-def test_secrets_of_command_and_environment_are_left_out() -> None:
-    text = report()
     assert "s3cr3t" not in text and "hf_abc" not in text and "[redacted]" in text
 
 
-def test_a_report_without_isolation_has_no_difference() -> None:
+def test_an_inexact_isolation_is_marked_and_a_report_without_one_has_no_difference() -> None:
     assert "difference" not in report(isolated=None)
-
-
-def test_an_inexact_isolation_says_so() -> None:
     inexact = Isolated({"a": 1}, {"a": 2}, {"a": 1}, False, 2, 1, 1)
     assert "may be innocent" in report(isolated=inexact) and "1 crashed, 1 worked" in report(isolated=inexact)
 
@@ -56,13 +49,13 @@ def test_versions_name_python_and_installed_packages_only() -> None:
     assert {"python", "system", "pytest"} == set(found)
 
 
-def test_a_title_is_no_markup_of_the_servers_and_has_no_secret() -> None:
+def test_a_title_has_no_markup_and_no_secret() -> None:
     shown = report(classify("RuntimeError: <img src=x onerror=alert(2)> with s3cr3t-key \x1b]0;x\x07", exit_status=1,
                             after_s=1.0)).splitlines()[0]
     assert "<img" not in shown.replace("\\<", "") and "s3cr3t" not in shown and "\x1b" not in shown
 
 
-def test_control_characters_of_a_command_or_a_log_are_spelled_out_or_replaced() -> None:
+def test_control_characters_are_escaped_or_replaced() -> None:
     crash = msgspec.structs.replace(CRASH, excerpt="error \x1b]0;title\x07 in \x9b31m it")
     text = bug_report(crash, command=["serve", "--name", "a\x1b[2Jb\rc", "\x9bd"], isolated=FOUND,
                       environment={"WORDS": "x\x1b[31my\nz"}, versions={"GPU": "8\x1b[1m"})

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from autotune.config.compose import load
-from autotune.crash.host_evidence import HostSnapshot
+from autotune.crash.exit_status import HostSnapshot
 from autotune.engine.gpus import Gpus
 from autotune.executors.local import LocalExecutor, explain
 from autotune.records import Crash

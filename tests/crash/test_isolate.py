@@ -1,4 +1,4 @@
-"""Failure isolation: which choices cause a crash, in few launches."""
+"""Failure isolation: find the choices that cause a crash, in few launches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(search: Isolation, works: Callable[[Config], bool | None], limit: int = 
 
 
 @pytest.mark.parametrize("guilty", FLAGS)
-def test_one_guilty_choice_among_eight_costs_at_most_four_launches(guilty: str) -> None:
+def test_one_guilty_choice_of_eight_costs_at_most_four_launches(guilty: str) -> None:
     found = run(Isolation(EIGHT, ALL, NONE), crashes_with(guilty))
     assert found.choices == {guilty: True} and found.instead == {guilty: False}
     assert found.exact and found.launches <= 4 and found.worked == 0 and found.crashed >= 1
@@ -58,11 +58,6 @@ def test_two_choices_that_crash_only_together_are_both_found(pair: tuple[str, st
     assert set(found.choices) == set(pair) and found.exact and found.launches <= 8
 
 
-def test_a_suspect_named_by_the_log_is_found_in_two_launches() -> None:
-    found = run(Isolation(EIGHT, ALL, NONE, suspects=["flag6"]), crashes_with("flag6"))
-    assert set(found.choices) == {"flag6"} and found.launches <= 2
-
-
 def test_parameters_that_the_log_names_are_suspects() -> None:
     flags = {"tp": ["--tp-size"], "nvls": ["--enable-nccl-nvls"], "spec": ["--speculative-algorithm"], "page": []}
     bind = classify("Failed to bind NVLink SHARP (NVLS) Multicast memory: CUDA error 401")
@@ -71,7 +66,7 @@ def test_parameters_that_the_log_names_are_suspects() -> None:
     assert suspects(classify("ValueError: tpx and homepage"), flags) == []
 
 
-def test_the_crash_itself_is_counted_once_though_it_is_known_too() -> None:
+def test_a_known_crash_is_counted_once() -> None:
     search = Isolation(EIGHT, {**NONE, "flag1": True}, NONE, {config_key({**NONE, "flag1": True}): False,
                                                               config_key(NONE): True})
     found = run(search, crashes_with("flag1"))
@@ -82,11 +77,13 @@ def test_known_outcomes_save_launches() -> None:
     works = crashes_with("flag5")
     known = {config_key(c): works(c) for c in ({**ALL, "flag5": False}, {**NONE, "flag5": True, "flag6": True})}
     assert run(Isolation(EIGHT, ALL, NONE, known), works).launches <= 1
-    told = {**known, config_key({**NONE, "flag5": True}): False}
-    assert run(Isolation(EIGHT, ALL, NONE, told), works).launches == 0
+    more = {**known, config_key({**NONE, "flag5": True}): False}
+    assert run(Isolation(EIGHT, ALL, NONE, more), works).launches == 0
 
 
-def test_parameters_that_crashed_more_often_are_tried_first() -> None:
+def test_suspects_and_parameters_that_crashed_more_often_are_tried_first() -> None:
+    found = run(Isolation(EIGHT, ALL, NONE, suspects=["flag6"]), crashes_with("flag6"))
+    assert set(found.choices) == {"flag6"} and found.launches <= 2
     known = {config_key({**NONE, "flag3": True, f"flag{i}": True}): False for i in (0, 1, 7)}
     assert run(Isolation(EIGHT, ALL, NONE, known), crashes_with("flag3")).launches <= 2
 
@@ -94,7 +91,7 @@ def test_parameters_that_crashed_more_often_are_tried_first() -> None:
 @given(st.sets(st.sampled_from(FLAGS), min_size=1, max_size=4), st.sets(st.sampled_from(FLAGS)),
        st.lists(st.sets(st.sampled_from(FLAGS)), max_size=6))
 @settings(deadline=None)
-def test_whatever_is_guilty_is_found_exactly(guilty: set[str], suspects: set[str], seen: list[set[str]]) -> None:
+def test_any_set_of_guilty_choices_is_found_exactly(guilty: set[str], suspects: set[str], seen: list[set[str]]) -> None:
     works = crashes_with(*guilty)
     configs = [{name: name in names for name in FLAGS} for names in seen]
     search = Isolation(EIGHT, ALL, NONE, {config_key(c): works(c) for c in configs}, sorted(suspects))
@@ -114,7 +111,7 @@ def test_of_several_causes_a_minimal_one_is_found(causes: list[set[str]]) -> Non
     assert any(names == cause for cause in causes)
 
 
-def test_outcomes_that_tell_nothing_leave_a_group_that_is_not_exact() -> None:
+def test_unknown_outcomes_leave_an_inexact_group() -> None:
     def works(config: Config) -> bool | None:
         both = config["flag2"], config["flag3"]
         return None if both in ((True, False), (False, True)) else both == (False, False)
@@ -143,7 +140,7 @@ def test_probes_are_configurations_of_the_space() -> None:
     assert found.config == {**WORKING, "tp": 8, "nvls": True}
 
 
-def test_a_guilty_value_of_a_conditional_parameter_is_told_with_its_parent() -> None:
+def test_a_guilty_conditional_choice_is_reported_with_its_parent() -> None:
     found = run(Isolation(CONDITIONAL, CRASHING, WORKING), lambda c: c.get("budget") != 64)
     assert found.choices == {"spec": "tree", "budget": 64}
 
@@ -171,7 +168,7 @@ def test_confirming_launches_are_counted() -> None:
     assert search.result is not None and search.result.worked == 2
 
 
-def test_equal_configurations_and_words_after_the_end_are_refused() -> None:
+def test_equal_configurations_and_outcomes_after_the_end_are_refused() -> None:
     with pytest.raises(UsageError, match="differ"):
         Isolation(EIGHT, ALL, ALL)
     search = Isolation(EIGHT, {**NONE, "flag0": True}, NONE)

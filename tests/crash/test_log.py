@@ -1,4 +1,4 @@
-"""Logs as they come: large, interleaved, coloured, half binary."""
+"""Raw logs: large, interleaved, coloured, partly binary."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def texts(data: bytes | str) -> list[str]:
     ("\x1b[36m(WorkerDict pid=1216, ip=10.0.0.7)\x1b[0m [2025-05-26 15:54:41 TP1] boom", "TP1", "boom"),
     ("2025-11-10T09:50:25.135404509Z boom", "", "boom"),
 ])
-def test_prefixes_of_engines_and_containers_are_told_apart_from_the_text(raw: str, writer: str, text: str) -> None:
+def test_prefixes_of_engines_and_containers_are_separated_from_the_text(raw: str, writer: str, text: str) -> None:
     (line,) = logtext.clean(raw).lines
     assert (line.writer, line.text) == (writer, text)
 
 
-def test_a_progress_bar_does_not_hide_what_follows_it_on_its_line() -> None:
+def test_a_progress_bar_does_not_hide_the_rest_of_its_line() -> None:
     bar = "Capturing batches (avail_mem=13.48 GB):  {}%|#####| {}/23 [00:39<00:01,  1.34s/it]"
     raw = "\r".join(bar.format(i, i) for i in range(20)) + "[host:1:2:3] Caught signal 11 (Segmentation fault)"
     assert texts(raw)[-1] == "Caught signal 11 (Segmentation fault)"
@@ -67,14 +67,14 @@ def test_colours_bad_bytes_nuls_and_utf16_do_not_matter() -> None:
         assert classify(data).signature == plain.signature
 
 
-def test_interleaved_tracebacks_of_ranks_are_read_apart() -> None:
-    def told(rank: int, text: str) -> str:
+def test_interleaved_tracebacks_of_ranks_are_separated() -> None:
+    def written(rank: int, text: str) -> str:
         return f"(Worker_TP{rank} pid=4{rank}) ERROR 01-01 00:00:00 [multiproc_executor.py:597] {text}"
 
     head = "Traceback (most recent call last):"
     one = [head, '  File "/x/vllm/a.py", line 1, in load_model', "    f()", "KeyError: 'a'"]
     two = [head, '  File "/x/vllm/b.py", line 2, in init_device', "    g()", "TypeError: b"]
-    raw = "\n".join(told(rank, text) for pair in zip(one, two, strict=True) for rank, text in enumerate(pair))
+    raw = "\n".join(written(rank, text) for pair in zip(one, two, strict=True) for rank, text in enumerate(pair))
     found = tracebacks.find(logtext.clean(raw).lines)
     assert [(b.type, b.frames[0][1]) for b in found] == [("KeyError", "load_model"), ("TypeError", "init_device")]
 

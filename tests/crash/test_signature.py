@@ -1,4 +1,4 @@
-"""Signatures: equal for the same fault on another run, host, rank; different for other faults."""
+"""Signatures: equal for the same fault in another run, on another host or rank; different for other faults."""
 
 from __future__ import annotations
 
@@ -13,41 +13,27 @@ from autotune.crash.classify import classify
 from autotune.crash.signature import around, signature, skeleton
 from autotune.records import Stage
 from tests.crash.mutate import mutate
-from tests.crash.test_cases import CASES, JUDGED
+from tests.crash.test_cases import CASES, JUDGED, classified
 
-TELLING = {"of", "error", "code", "errno", "status", "signal", "xid", "failure", "http", "returned"}
-words = st.text(string.ascii_lowercase, min_size=2, max_size=9).filter(lambda word: word not in TELLING)
+COUNTED = {"of", "error", "code", "errno", "status", "signal", "xid", "failure", "http", "returned"}
+words = st.text(string.ascii_lowercase, min_size=2, max_size=9).filter(lambda word: word not in COUNTED)
 numbers = st.integers(0, 10**12)
 
 
-def stable(case: dict[str, str], times: int) -> None:
-    rng, crash = random.Random(case["id"]), classify(case["log"])
+@pytest.mark.parametrize(("case", "times"), [
+    *(pytest.param(case, 12, id=case["id"]) for case in JUDGED),
+    *(pytest.param(case, 200, id=f"{case['id']}-200", marks=pytest.mark.slow) for case in CASES)])
+def test_mutations_of_a_log_keep_its_signature(case: dict[str, str], times: int) -> None:
+    rng, crash = random.Random(case["id"]), classified(case["log"])
     for _ in range(times):
         log = mutate(case["log"], rng)
         again = classify(log)
         assert (again.signature, again.category, again.stage) == (crash.signature, crash.category, crash.stage), log
 
 
-@pytest.mark.parametrize("case", JUDGED, ids=lambda case: case["id"])
-def test_mutations_of_a_log_keep_its_signature(case: dict[str, str]) -> None:
-    stable(case, 12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_200_mutations_of_a_log_keep_its_signature(case: dict[str, str]) -> None:
-    stable(case, 200)
-
-
 def test_mutations_really_change_the_logs() -> None:
     changed = [case for case in JUDGED if len({mutate(case["log"], random.Random(seed)) for seed in range(9)}) > 3]
     assert len(changed) > 25
-
-
-def test_a_signature_is_versioned_short_and_printable() -> None:
-    for case in CASES:
-        name = classify(case["log"]).signature
-        assert name.startswith("v1-") and len(name) == 13 and name.isprintable() and " " not in name
 
 
 def test_numbers_paths_addresses_ranks_and_times_do_not_count() -> None:
@@ -68,11 +54,10 @@ def test_type_message_frames_and_stage_count() -> None:
     base = signature(Stage.LOAD, "ValueError", "foo is not bar", frames)
     assert base == signature(Stage.LOAD, "x.y.ValueError", "foo is not bar",
                              [("/other/sglang/srt/a.py", "load"), ("/z/sglang/srt/b.py", "copy")])
-    for other in (signature(Stage.WARMUP, "ValueError", "foo is not bar", frames),
-                  signature(Stage.LOAD, "KeyError", "foo is not bar", frames),
-                  signature(Stage.LOAD, "ValueError", "foo is not baz", frames),
-                  signature(Stage.LOAD, "ValueError", "foo is not bar", frames[:1])):
-        assert other != base
+    others = [(Stage.WARMUP, "ValueError", "foo is not bar", frames),
+              (Stage.LOAD, "KeyError", "foo is not bar", frames), (Stage.LOAD, "ValueError", "foo is not baz", frames),
+              (Stage.LOAD, "ValueError", "foo is not bar", frames[:1])]
+    assert base not in [signature(*other) for other in others]
 
 
 def test_a_folder_named_after_an_engine_does_not_make_engine_frames() -> None:
@@ -81,7 +66,7 @@ def test_a_folder_named_after_an_engine_does_not_make_engine_frames() -> None:
     assert signature(Stage.LOAD, "ValueError", "m", plain) == signature(Stage.LOAD, "ValueError", "m", named)
 
 
-def test_the_sentence_that_tells_the_cause_is_taken() -> None:
+def test_the_sentence_with_the_cause_is_taken() -> None:
     message = "unexpected error from cudagetdevicecount(). error 803: unsupported driver\nsee the manual"
     assert around(message, "error 803").strip() == "error 803: unsupported driver"
     assert around("one line\nanother", "nothing of this") == "one line"

@@ -6,13 +6,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from autotune.ddtree import weights
-from autotune.ddtree.arguments import PACKAGED_MODEL
-from autotune.ddtree.cache import Cache
+from autotune.ddtree.arguments import PACKAGED_MODEL, Shape
 from autotune.ddtree.engine import Drafter, Engine, Request
-from autotune.ddtree.executor import Executor, Ranks
-from autotune.ddtree.model import Draft, Target, rotations
-from autotune.ddtree.shape import Shape
+from autotune.ddtree.executor import Cache, Executor, Ranks
+from autotune.ddtree.model import Draft, Target, load_weights, parameter_shapes, rotations
 
 Model = tuple[Shape, Mapping[str, Tensor]]
 
@@ -24,14 +21,14 @@ def tiny_model(vocab_size: int = 12) -> Model:
     generator = torch.Generator().manual_seed(7)
     tensors = {
         name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=generator) * 0.45
-        for name, size in weights.parameter_shapes(shape).items()
+        for name, size in parameter_shapes(shape).items()
     }
     return shape, tensors
 
 
 @cache
 def packaged_model() -> Model:
-    return Shape.load(PACKAGED_MODEL), weights.load(PACKAGED_MODEL)
+    return Shape.load(PACKAGED_MODEL), load_weights(PACKAGED_MODEL)
 
 
 def make_engine(

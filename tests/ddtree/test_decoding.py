@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.ddtree import weights
+from autotune.ddtree.arguments import PACKAGED_MODEL, Shape
 from autotune.ddtree.engine import Engine, Request
 from autotune.ddtree.executor import Plan
-from autotune.ddtree.model import Draft, Target, rotations
-from autotune.ddtree.shape import Shape
-from autotune.ddtree.train import run_draft, run_target
+from autotune.ddtree.model import Draft, Target, load_weights, parameter_shapes, rotations, save_weights, shard
+from autotune.ddtree.passes import run_draft, run_target
 from tests.ddtree.engines import Model, complete, make_engine, packaged_model, tiny_model
 
 TREES = [(1, 1, 1), (5, 1, 5), (8, 4, 3), (16, 2, 5), (40, 8, 5)]
@@ -165,10 +164,10 @@ def test_the_draft_in_the_server_is_the_draft_that_was_trained() -> None:
 
 def test_weights_come_back_from_int8_close_and_then_exactly(tmp_path: Path) -> None:
     _, tensors = tiny_model()
-    weights.save(tensors, tmp_path)
-    once = weights.load(tmp_path)
-    weights.save(once, tmp_path)
-    twice = weights.load(tmp_path)
+    save_weights(tensors, tmp_path)
+    once = load_weights(tmp_path)
+    save_weights(once, tmp_path)
+    twice = load_weights(tmp_path)
     for name, tensor in tensors.items():
         assert (once[name] - tensor).abs().max() <= tensor.abs().max() / 200
         assert torch.equal(once[name], twice[name])
@@ -176,7 +175,7 @@ def test_weights_come_back_from_int8_close_and_then_exactly(tmp_path: Path) -> N
 
 def test_shards_of_two_ranks_add_up_to_the_whole() -> None:
     shape, tensors = packaged_model()
-    left, right = (weights.shard(tensors, shape, rank, 2) for rank in range(2))
+    left, right = (shard(tensors, shape, rank, 2) for rank in range(2))
     x = torch.randn(3, shape.hidden)
     half = shape.hidden // 2
     whole = x @ tensors["target.0.down"].T
@@ -189,11 +188,11 @@ def test_shards_of_two_ranks_add_up_to_the_whole() -> None:
 def test_heads_that_do_not_divide_are_an_error() -> None:
     shape, tensors = packaged_model()
     with pytest.raises(ValueError, match="must be divisible by --tp-size"):
-        weights.shard(tensors, shape, 0, 3)
+        shard(tensors, shape, 0, 3)
 
 
 def test_the_packaged_model_is_small_and_accepted_often() -> None:
-    directory = Path(weights.__file__).with_name("packaged")
+    directory = PACKAGED_MODEL
     assert sum(path.stat().st_size for path in directory.iterdir()) < 3_500_000
     shape = Shape.load(directory)
-    assert {name: tuple(t.shape) for name, t in packaged_model()[1].items()} == weights.parameter_shapes(shape)
+    assert {name: tuple(t.shape) for name, t in packaged_model()[1].items()} == parameter_shapes(shape)

@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from autotune.ddtree import llama, weights
-from autotune.ddtree.arguments import PACKAGED_MODEL
-from autotune.ddtree.model import Target, rotations
-from autotune.ddtree.shape import Shape
-from autotune.ddtree.train import continue_text, run_target
+from autotune.ddtree import llama
+from autotune.ddtree.arguments import PACKAGED_MODEL, Shape
+from autotune.ddtree.model import Target, load_weights, rotations
+from autotune.ddtree.passes import continue_text, run_target
 
 
 def forward(folder: pathlib.Path, tokens: Tensor) -> Tensor:
@@ -50,7 +49,7 @@ def forward(folder: pathlib.Path, tokens: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("idle_layers", [0, 2])
 def test_the_checkpoint_gives_the_logits_of_the_packaged_target(tmp_path: pathlib.Path, idle_layers: int) -> None:
-    shape, tensors = Shape.load(PACKAGED_MODEL), weights.load(PACKAGED_MODEL)
+    shape, tensors = Shape.load(PACKAGED_MODEL), load_weights(PACKAGED_MODEL)
     tokenizer = Tokenizer.from_file(str(PACKAGED_MODEL / "tokenizer.json"))
     llama.write(tmp_path, tensors, shape, tokenizer, idle_layers)
     tokens = torch.tensor(tokenizer.encode("def main(argv):\n    for name in argv:\n        print(name)\n").ids)
@@ -63,7 +62,7 @@ def test_the_checkpoint_gives_the_logits_of_the_packaged_target(tmp_path: pathli
 
 @pytest.mark.slow
 def test_a_trained_draft_foretells_the_target_better_than_where_it_started() -> None:
-    shape, tensors = Shape.load(PACKAGED_MODEL), weights.load(PACKAGED_MODEL)
+    shape, tensors = Shape.load(PACKAGED_MODEL), load_weights(PACKAGED_MODEL)
     tokenizer = Tokenizer.from_file(str(PACKAGED_MODEL / "tokenizer.json"))
     stream = torch.tensor(tokenizer.encode(pathlib.Path(llama.__file__).read_text()).ids)
     learned, small = llama.train_draft(tensors, shape, stream, 1, 30.0)

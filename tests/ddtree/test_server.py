@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from autotune.ddtree.arguments import parse
-from autotune.ddtree.shape import Shape
+from autotune.ddtree.arguments import Shape, parse
 from tests.ddtree.conftest import HTTP, ROOT, Server, eventually, gone
 
 PROMPT = "class Cache:\n    def __init__(self, size):\n"

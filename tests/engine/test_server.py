@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -18,17 +19,24 @@ import pytest
 from autotune.crash.classify import classify
 from autotune.engine.orphans import end_launch, end_orphans, members
 from autotune.engine.server import Server, SupervisorFailed
+from autotune.loadgen.requests import chars_per_token
 from autotune.loadgen.result import Reply, write_replies
 from autotune.loadgen.spec import MetricNames, Target
-from autotune.measure.agreement import AgreementSettings
-from autotune.measure.calibrate import Unanswered, chars_per_token
-from autotune.measure.correctness import Gate
-from autotune.measure.metrics import Watcher
+from autotune.measure.correctness import AgreementSettings, Gate
+from autotune.measure.metrics import MetricsReader
 from autotune.records import Stage
+from autotune.utils.http import BadAnswer
 from autotune.utils.redact import Redactor
 from tests.engine.standin_engine import SETTINGS, server
 from tests.loadgen.harness import BUILTIN, LOAD
 from tests.utils.test_http import dripping, said, serving
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def short_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.engine.server.SETTLE_S", 0.2)
 
 
 def left(folder: pathlib.Path) -> set[int]:
@@ -90,7 +98,7 @@ def test_a_server_that_ignores_sigterm_is_killed(tmp_path: pathlib.Path) -> None
 def test_children_in_sessions_of_their_own_are_ended_too(tmp_path: pathlib.Path) -> None:
     with server(tmp_path, fault="grandchildren") as live:
         assert live.wait_ready() is None
-        pids = sleepers(live.port)
+        pids = sleepers(tmp_path)
         assert len(pids) >= 6
     assert not any(alive(pid) for pid in pids)
 
@@ -98,32 +106,24 @@ def test_children_in_sessions_of_their_own_are_ended_too(tmp_path: pathlib.Path)
 def test_children_that_outlive_their_server_are_ended_when_it_exits(tmp_path: pathlib.Path) -> None:
     with server(tmp_path, fault="grandchildren") as live:
         assert live.wait_ready() is None
-        pids = sleepers(live.port)
+        pids = sleepers(tmp_path)
         assert live.pid is not None
         os.kill(live.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 20
-        while live.alive and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: not live.alive)
     assert not any(alive(pid) for pid in pids)
     assert json.loads((tmp_path / "exit.json").read_text())["left"] >= 6
 
 
-def test_a_program_that_does_not_exist_is_a_failure_not_an_exception(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(("argv", "says"), [(("/nonexistent/program",), "cannot start the server"),
+                                            (("a", "b\0c"), "null")])
+def test_a_command_that_cannot_start_is_a_failure_not_an_exception(tmp_path: pathlib.Path, argv: tuple[str, ...],
+                                                                   says: str) -> None:
     live = server(tmp_path, fault="none")
-    live.command = dataclasses.replace(live.command, argv=("/nonexistent/program",))
+    live.command = dataclasses.replace(live.command, argv=argv)
     with live:
         failure = live.wait_ready()
     assert failure is not None and failure.exit_status == 127
-    assert "cannot start the server" in live.log.read_text()
-
-
-def test_an_argument_that_no_program_takes_is_such_a_failure_too(tmp_path: pathlib.Path) -> None:
-    live = server(tmp_path, fault="none")
-    live.command = dataclasses.replace(live.command, argv=(*live.command.argv, "a\0b"))
-    with live:
-        failure = live.wait_ready()
-    assert failure is not None and failure.exit_status == 127
-    assert "null" in live.log.read_text()
+    assert says in live.log.read_text()
 
 
 def test_a_supervisor_that_cannot_write_the_log_is_no_fault_of_the_configuration(
@@ -183,6 +183,7 @@ TUNER = """
 import pathlib, sys, time
 from tests.engine.standin_engine import server
 live = server(pathlib.Path(sys.argv[1]), fault=sys.argv[2])
+live.apart = sys.argv[3] == "apart"
 live.start()
 failure = live.wait_ready()
 print("ready" if failure is None else failure, flush=True)
@@ -190,38 +191,25 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("fault", ["none", "ignore-sigterm", "grandchildren"])
-def test_killing_the_tuner_leaves_no_process(tmp_path: pathlib.Path, fault: str) -> None:
+@pytest.mark.parametrize(("fault", "place"), [("none", "child"), ("ignore-sigterm", "child"),
+                                              ("grandchildren", "child"), ("none", "apart")])
+def test_killing_the_tuner_leaves_no_process(tmp_path: pathlib.Path, fault: str, place: str) -> None:
     folder = tmp_path / "launches" / "0001"
-    root = str(pathlib.Path(__file__).resolve().parents[2])
-    tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), fault], stdout=subprocess.PIPE, cwd=root,
-                             env={**os.environ, "PYTHONPATH": root})
+    tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), fault, place], stdout=subprocess.PIPE, cwd=ROOT,
+                             env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert tuner.stdout is not None and tuner.stdout.readline() == b"ready\n"
-    pids = sleepers(port_of(folder)) if fault == "grandchildren" else set()
+    grandchildren = sleepers(folder)
+    assert bool(grandchildren) is (fault == "grandchildren")
+    if place == "apart":
+        for child in psutil.Process(tuner.pid).children():  # as Ray does on its way out
+            child.kill()
     tuner.kill()
-    tuner.wait()
-    tuner.stdout.close()
-    end_orphans(tmp_path)
-    assert left(folder) == set()
-    assert not any(alive(pid) for pid in pids)
-
-
-def test_a_supervisor_apart_ends_the_server_of_a_tuner_that_kills_its_children(tmp_path: pathlib.Path) -> None:
-    folder = tmp_path / "launches" / "0001"
-    root = str(pathlib.Path(__file__).resolve().parents[2])
-    program = TUNER.replace("live.start()", "live.apart = True\nlive.start()")
-    tuner = subprocess.Popen([sys.executable, "-c", program, str(folder), "none"], stdout=subprocess.PIPE, cwd=root,
-                             env={**os.environ, "PYTHONPATH": root})
-    assert tuner.stdout is not None and tuner.stdout.readline() == b"ready\n"
-    for child in psutil.Process(tuner.pid).children():  # as Ray does on its way out
-        child.kill()
-    tuner.kill()
-    tuner.wait()
-    tuner.stdout.close()
-    deadline = time.monotonic() + 30
-    while not (folder / "exit.json").exists() and time.monotonic() < deadline:  # the last thing the supervisor does
-        time.sleep(0.1)
-    assert left(folder) == set() and (folder / "exit.json").exists()
+    tuner.communicate()
+    if place == "apart":
+        until(lambda: (folder / "exit.json").exists())  # the supervisor's last act
+    else:
+        end_orphans(tmp_path)
+    assert left(folder) == set() and not any(map(alive, grandchildren))
 
 
 def test_orphans_are_ended_even_when_the_supervisor_was_killed_too(tmp_path: pathlib.Path) -> None:
@@ -258,29 +246,22 @@ def test_a_record_of_another_boot_ends_nothing(tmp_path: pathlib.Path) -> None:
     bystander.wait()
 
 
-def port_of(folder: pathlib.Path) -> int:
-    return int(json.loads((folder / "command.json").read_text())["port"])
-
-
-def sleepers(port: int) -> set[int]:
-    """Pids of the sleeping grandchildren of the stand-in on `port`."""
-    found = set()
-    wanted = f"os.setsid(); time.sleep(600)  # of the stand-in on port {port}".encode()
-    for entry in pathlib.Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if wanted in (entry / "cmdline").read_bytes() and alive(int(entry.name)):
-                    found.add(int(entry.name))
-            except OSError:
-                continue
-    return found
+def sleepers(folder: pathlib.Path) -> set[int]:
+    """Pids of the sleeping grandchildren of the stand-in that was launched in `folder`."""
+    wanted = f"# of the stand-in on port {json.loads((folder / 'command.json').read_text())['port']}"
+    return {process.pid for process in psutil.process_iter(["cmdline"])
+            if wanted in " ".join(process.info["cmdline"] or ()) and alive(process.pid)}
 
 
 def alive(pid: int) -> bool:
-    try:
-        return b") Z" not in pathlib.Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def until(done: Callable[[], bool], within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert done()
 
 
 def odd_server(tmp_path: pathlib.Path, url: str) -> Server:
@@ -290,21 +271,13 @@ def odd_server(tmp_path: pathlib.Path, url: str) -> Server:
     return made
 
 
-@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"a":' + b"[" * 900 + b"]" * 900 + b"}", b"[1]", b'"x"'])
-def test_what_a_server_says_of_itself_in_a_wrong_form_is_nothing(tmp_path: pathlib.Path, body: bytes) -> None:
-    with serving(said(body)) as url:
-        assert odd_server(tmp_path, url).get_json("/server_info") == {}
-    with serving(said(body)) as url:
-        assert odd_server(tmp_path, url).model_name() is None
-
-
-@pytest.mark.parametrize("models", [b'{"data": ["x"]}', b'{"data": 5}', b'{"data": [{"id": [1]}]}', b'{"data": []}'])
-def test_a_list_of_models_in_a_wrong_form_names_none(tmp_path: pathlib.Path, models: bytes) -> None:
-    with serving(said(models)) as url:
-        assert odd_server(tmp_path, url).model_name() is None
-
-
-def test_an_error_page_is_nothing_that_a_server_says_of_itself(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("body", [
+    b"[" * 200_000, b'{"a":' + b"[" * 900 + b"]" * 900 + b"}", b"[1]", b'"x"', b'{"data": ["x"]}', b'{"data": 5}',
+    b'{"data": [{"id": [1]}]}', b'{"data": []}'])
+def test_a_server_that_describes_itself_in_a_wrong_form_says_nothing(tmp_path: pathlib.Path, body: bytes) -> None:
+    with serving(said(body), said(body)) as url:
+        odd = odd_server(tmp_path, url)
+        assert odd.model_name() is None and (b"data" in body or odd.get_json("/server_info") == {})
     with serving(said(b'{"detail": "Not Found"}', b"HTTP/1.1 404 X\r\n")) as url:
         assert odd_server(tmp_path, url).get_json("/server_info") == {}
 
@@ -343,7 +316,7 @@ def test_greedy_outputs_in_a_wrong_form_are_a_problem_of_one_line(tmp_path: path
 @pytest.mark.parametrize("body", [b"[1]", b"[" * 200_000, b'{"usage": [1]}', b'{"usage": {"prompt_tokens": "4"}}',
                                   b'{"usage": {"prompt_tokens": 1e999}}', b'{"error": {"message": "no"}}'])
 def test_a_count_of_a_prompt_in_a_wrong_form_is_no_answer(body: bytes) -> None:
-    with serving(said(body)) as url, pytest.raises(Unanswered, match="POST /v1/completions: "):
+    with serving(said(body)) as url, pytest.raises(BadAnswer, match="POST /v1/completions: "):
         chars_per_token(Target(url, "openai", "m", False, None, MetricNames()), LOAD)
 
 
@@ -351,7 +324,7 @@ def test_a_count_of_a_prompt_in_a_wrong_form_is_no_answer(body: bytes) -> None:
 def test_a_count_that_no_prompt_has_is_no_answer_instead_of_prompts_of_gigabytes(answers: list[int]) -> None:
     bodies = [said(b'{"usage": {"prompt_tokens": %d}}' % count) for count in answers]
     load = dataclasses.replace(LOAD, context_tokens=8192)
-    with serving(*bodies) as url, pytest.raises(Unanswered, match="bad answer: the server counts .* in .* characters"):
+    with serving(*bodies) as url, pytest.raises(BadAnswer, match="bad answer: the server counts .* in .* characters"):
         chars_per_token(Target(url, "openai", "m", False, None, MetricNames()), load)
 
 
@@ -366,9 +339,9 @@ def test_an_output_without_end_is_kept_as_far_as_its_tokens_may_go(tmp_path: pat
 def test_metrics_that_nobody_asked_for_are_not_kept() -> None:
     text = b"".join(b"name_%d 1\n" % number for number in range(50_000)) + b"waiting 3\nwaiting 4\n"
     with serving(said(text)) as url:
-        watcher = Watcher(Target(url, "openai", "m", False, "/metrics", MetricNames(queued="waiting")))
-        watcher.mark()
-    assert watcher.samples[0][1] == {"waiting": 7.0}
+        reader = MetricsReader(Target(url, "openai", "m", False, "/metrics", MetricNames(queued="waiting")))
+        reader.mark()
+    assert reader.samples[0][1] == {"waiting": 7.0}
 
 
 def test_what_a_server_says_is_kept_without_its_secrets(tmp_path: pathlib.Path) -> None:

@@ -82,46 +82,32 @@ def test_odd_names_survive_and_run_nothing(make: Callable[..., Made], tmp_path: 
     assert not pathlib.Path("/hacked").exists()
 
 
-def test_secrets_are_referenced_and_never_written(make: Callable[..., Made], tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(("engine", "given", "words", "env"), [
+    ({"args": [["--api-key", "s3cret-value-1"], ["--auth-token=s3cret-value-2"]],
+      "env": {"HF_TOKEN": "s3cret-value-3", "PROXY": "http://me:s3cret-value-4@proxy"}},
+     {"API_KEY": "one", "AUTH_TOKEN": "two", "HF_TOKEN": "three", "PROXY": "four"},
+     ["--api-key", "one", "--auth-token=two"], {"HF_TOKEN": "three", "PROXY": "four"}),
+    # a variable of its own for each secret, and none that a shell has set
+    ({"args": [["--api-key", "s3cret-value-1", "s3cret-value-2", "--note", "Xs3cret-value-1X"],
+               ["--path", "https://u:s3cret-value-3@h/m"]], "env": {"WHERE": "with s3cret-value-2 in it"}},
+     {"API_KEY": "one", "API_KEY_2": "two", "NOTE": "three", "SECRET_PATH": "four", "WHERE": "five"},
+     ["--api-key", "one", "two", "--note", "three", "--path", "four"], {"WHERE": "five"}),
+    # a secret placeholder, whatever flag or variable it goes to
+    ({"vars": {"access_token": "s3cret-value-1", "threads": "1"}, "args": [["--say", "{access_token}"]],
+      "env": {"WHERE": "at {access_token}"}}, {"SAY": "one", "WHERE": "two"}, ["--say", "one"], {"WHERE": "two"})])
+def test_secrets_are_referenced_and_never_written(make: Callable[..., Made], tmp_path: pathlib.Path,
+                                                  engine: dict[str, Any], given: dict[str, str], words: list[str],
+                                                  env: dict[str, str]) -> None:
     made = make()
-    changed(made, engine={"args": [["--api-key", "s3cret-value-1"], ["--auth-token=s3cret-value-2"]],
-                          "env": {"HF_TOKEN": "s3cret-value-3", "PROXY": "http://me:s3cret-value-4@proxy"}})
+    changed(made, engine=engine)
     made.measure(baseline(made), 2.0)
     path = export(made.settings, made.study)
     assert "s3cret" not in path.read_text() + path.with_suffix(".json").read_text()
-    given = {"API_KEY": "one", "AUTH_TOKEN": "two", "HF_TOKEN": "three", "PROXY": "four"}
     seen = run_script(path, tmp_path, **given)
-    assert "one" in seen["argv"] and "--auth-token=two" in seen["argv"]
-    assert seen["env"]["HF_TOKEN"] == "three" and seen["env"]["PROXY"] == "four"
+    at = seen["argv"].index(words[0])
+    assert seen["argv"][at:at + len(words)] == words and seen["env"].items() >= env.items()
     with pytest.raises(subprocess.CalledProcessError):
         run_script(path, tmp_path)
-
-
-def test_each_secret_of_an_export_has_a_variable_of_its_own_that_no_shell_has_set(
-        make: Callable[..., Made], tmp_path: pathlib.Path) -> None:
-    made = make()
-    changed(made, engine={"args": [["--api-key", "s3cret-value-1", "s3cret-value-2", "--note", "Xs3cret-value-1X"],
-                                   ["--path", "https://u:s3cret-value-3@h/m"]],
-                          "env": {"WHERE": "with s3cret-value-2 in it"}})
-    made.measure(baseline(made), 2.0)
-    path = export(made.settings, made.study)
-    assert "s3cret" not in path.read_text() + path.with_suffix(".json").read_text()
-    seen = run_script(path, tmp_path, API_KEY="one", API_KEY_2="two", NOTE="three", SECRET_PATH="four", WHERE="five")
-    at = seen["argv"].index("--api-key")
-    assert seen["argv"][at:at + 7] == ["--api-key", "one", "two", "--note", "three", "--path", "four"]
-    assert seen["env"]["WHERE"] == "five"
-
-
-def test_a_secret_placeholder_is_a_reference_whatever_flag_or_variable_it_goes_to(
-        make: Callable[..., Made], tmp_path: pathlib.Path) -> None:
-    made = make()
-    changed(made, engine={"vars": {"access_token": "s3cret-value-1", "threads": "1"},
-                          "args": [["--say", "{access_token}"]], "env": {"WHERE": "at {access_token}"}})
-    made.measure(baseline(made), 2.0)
-    path = export(made.settings, made.study)
-    assert "s3cret" not in path.read_text() + path.with_suffix(".json").read_text()
-    seen = run_script(path, tmp_path, SAY="one", WHERE="two")
-    assert seen["argv"][seen["argv"].index("--say") + 1] == "one" and seen["env"]["WHERE"] == "two"
 
 
 def test_a_command_that_was_not_measured_is_refused(small: Made) -> None:
@@ -131,16 +117,15 @@ def test_a_command_that_was_not_measured_is_refused(small: Made) -> None:
         export(small.settings, small.study)
 
 
-@pytest.mark.parametrize("env", [{"NEW": "1"}, {}])
-def test_an_environment_that_was_not_measured_is_refused(make: Callable[..., Made], env: dict[str, str]) -> None:
+def test_an_environment_that_was_not_measured_is_refused(make: Callable[..., Made]) -> None:
     made = make()
     changed(made, engine={"env": {"THREADS": "0|1"}})
     made.measure(baseline(made), 2.0)
     export(made.settings, made.study)
-    changed(made, engine={"env": {"THREADS": "0|1", **env} if env else env})  # one more, or none
-    with pytest.raises(UsageError, match=f"({'NEW' if env else 'THREADS'}).*pass the overrides"):
-        export(made.settings, made.study)
-
+    for env, name in (({"THREADS": "0|1", "NEW": "1"}, "NEW"), ({}, "THREADS")):  # one more, or none
+        changed(made, engine={"env": env})
+        with pytest.raises(UsageError, match=f"{name}.*pass the overrides"):
+            export(made.settings, made.study)
 
 
 def test_nothing_feasible_is_refused_with_its_own_exit_code(make: Callable[..., Made]) -> None:
@@ -157,22 +142,19 @@ def test_an_infeasible_trial_can_be_asked_for_and_is_marked(small: Made) -> None
     assert "not the winner" in text
 
 
-@pytest.mark.parametrize(("trial", "said"), [(2, "crashed"), (11, "no measurement"), (77, "has no trial 77")])
-def test_trials_without_a_working_server_are_refused(small: Made, trial: int, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        export(dataclasses.replace(small.settings, trial=trial), small.study)
+def test_trials_without_a_working_server_are_refused(small: Made) -> None:
+    for trial, problem in ((2, "crashed"), (11, "no measurement"), (77, "has no trial 77")):
+        with pytest.raises(UsageError, match=problem):
+            export(dataclasses.replace(small.settings, trial=trial), small.study)
 
 
 def test_out_takes_a_file_or_a_folder(small: Made, tmp_path: pathlib.Path) -> None:
-    there = dataclasses.replace(small.settings, out=str(tmp_path / "new folder" / "start me.sh"))
-    assert export(there, small.study).name == "start me.sh"
-    assert (tmp_path / "new folder" / "start me.json").exists()
-    inside = dataclasses.replace(small.settings, out=str(tmp_path / "new folder"))
-    assert export(inside, small.study) == tmp_path / "new folder" / "launch.sh"
-    made = dataclasses.replace(small.settings, out=f"{tmp_path}/not there yet/")
-    assert export(made, small.study) == tmp_path / "not there yet" / "launch.sh"
-    empty = dataclasses.replace(small.settings, out="")
-    assert export(empty, small.study) == small.settings.folder / "launch.sh"
+    folder = tmp_path / "new folder"
+    for out, path in ((f"{folder}/start me.sh", folder / "start me.sh"), (str(folder), folder / "launch.sh"),
+                      (f"{tmp_path}/not there yet/", tmp_path / "not there yet" / "launch.sh"),
+                      ("", small.settings.folder / "launch.sh")):
+        assert export(dataclasses.replace(small.settings, out=out), small.study) == path
+        assert path.exists() and path.with_suffix(".json").exists()
 
 
 def test_an_unknown_format_names_the_known_ones_before_anything_is_launched() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from autotune.loadgen.client import LoadClient, Tick
-from autotune.loadgen.result import Reply
+from autotune.loadgen.client import LoadClient
+from autotune.loadgen.result import Reply, Tick
 from autotune.loadgen.spec import LoadFailure, LoadOrder, LoadSpec, MetricNames, PromptSpec, Target, WindowSettings
 from autotune.measure.limits import Limits
 from autotune.measure.window import measure

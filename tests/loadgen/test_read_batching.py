@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from autotune.loadgen.connections import Exchanges
+from autotune.loadgen.connections import Connections
 from autotune.loadgen.read_batching import FEWEST_WATCHED, FULL_BYTES, LEAST_TIMEOUT_S, LONGEST_S, MOST_WATCHED, Pacing
 from autotune.loadgen.result import Reply
-from autotune.loadgen.slot import Slot
 from autotune.loadgen.spec import LoadOrder, Target
+from autotune.loadgen.wire_formats import TokenStream
 from autotune.measure import latency
 from autotune.measure.limits import Limits
 from tests.fakes.stub import Stub
@@ -65,15 +65,15 @@ def test_tokens_that_nobody_has_read_yet_count_while_it_runs_and_at_its_end(tmp_
 def test_a_server_that_stalls_is_not_taken_to_go_on() -> None:
     pacing = Pacing()
     seen(pacing, (200, 1))
-    slot = running(10, 200)
-    slot.stream.times[-1] = 100.0
+    stream = running(10)
+    stream.times[-1] = 100.0
     pacing.tokens, pacing.took_s = 4.0, 0.2
-    assert pacing.unread_tokens([slot.stream], 100.5) == pytest.approx(10)
-    assert pacing.unread_tokens([slot.stream], 500.0) == pytest.approx(20 * LONGEST_S)
-    slot.stream.counts.append(99)
-    slot.stream.times.append(100.0)
-    slot.stream.most = 100
-    assert pacing.unread_tokens([slot.stream], 500.0) == 1
+    assert pacing.unread_tokens([stream], 100.5) == pytest.approx(10)
+    assert pacing.unread_tokens([stream], 500.0) == pytest.approx(20 * LONGEST_S)
+    stream.counts.append(99)
+    stream.times.append(100.0)
+    stream.most = 100
+    assert pacing.unread_tokens([stream], 500.0) == 1
 
 
 def test_a_stream_that_was_looked_at_is_taken_to_go_on_at_its_own_pace() -> None:
@@ -81,15 +81,15 @@ def test_a_stream_that_was_looked_at_is_taken_to_go_on_at_its_own_pace() -> None
     windows ended late."""
     pacing = Pacing()
     seen(pacing, (200, 1))
-    slow, new = running(10, 2000), running(1, 200)
-    slow.stream.times.append(2.0)
-    slow.stream.counts.append(40)
+    slow, new = running(10), running(1)
+    slow.times.append(2.0)
+    slow.counts.append(40)
     assert pacing.tokens_per_s == pytest.approx(100)
-    assert pacing.unread_tokens([slow.stream], 2.5) == pytest.approx(15)
-    assert pacing.unread_tokens([new.stream], 1.5) == pytest.approx(50)
-    slow.stream.times.append(2.1)  # too short a time to tell
-    slow.stream.counts.append(41)
-    assert pacing.unread_tokens([slow.stream], 2.3) == pytest.approx(20)
+    assert pacing.unread_tokens([slow], 2.5) == pytest.approx(15)
+    assert pacing.unread_tokens([new], 1.5) == pytest.approx(50)
+    slow.times.append(2.1)  # too short a time to tell
+    slow.counts.append(41)
+    assert pacing.unread_tokens([slow], 2.3) == pytest.approx(20)
 
 
 def test_tokens_that_come_back_to_back_do_not_make_a_stream_look_fast() -> None:
@@ -104,43 +104,43 @@ def test_what_a_server_sends_faster_than_one_read_takes_is_all_read_at_the_end()
     """An event of SGLang's /generate repeats the text so far: more than 64 KiB may wait."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         target = Target(f"http://127.0.0.1:{listener.getsockname()[1]}", "sglang", "stub", True)
-        exchanges = Exchanges(LoadOrder(target, dataclasses.replace(LOAD, concurrency=1, output_tokens=400), 4.0))
-        exchanges.start(exchanges.slots[0], time.monotonic())
+        connections = Connections(LoadOrder(target, dataclasses.replace(LOAD, concurrency=1, output_tokens=400), 4.0))
+        connections.start(connections.slots[0], time.monotonic())
         server, _ = listener.accept()
         with server:
-            exchanges.ready(exchanges.slots[0], select.POLLOUT, time.monotonic())
+            connections.ready(connections.slots[0], select.POLLOUT, time.monotonic())
             server.recv(65536)
             server.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-            receiving = exchanges.slots[0].sock
+            receiving = connections.slots[0].sock
             assert receiving is not None
             receiving.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
             for count in range(1, 7):
                 event = b'data: {"text": "%s", "meta_info": {"completion_tokens": %d}}\n\n' % (b"x" * 20000, count)
                 server.sendall(b"%x\r\n%b\r\n" % (len(event), event))
             time.sleep(0.1)
-            exchanges.close(time.monotonic())
-    assert list(exchanges.slots[0].stream.counts)[-1] == 6
+            connections.close(time.monotonic())
+    assert list(connections.slots[0].stream.counts)[-1] == 6
 
 
 def test_an_answer_ends_when_the_last_of_it_arrived_however_late_that_is_seen() -> None:
     """Found by answers that ended early: looks find their end up to a second late, which made an e2e_p99 of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         target = Target(f"http://127.0.0.1:{listener.getsockname()[1]}", "openai", "stub", True)
-        exchanges = Exchanges(LoadOrder(target, dataclasses.replace(LOAD, concurrency=1, output_tokens=400), 4.0))
-        exchanges.closed_loop = False
-        exchanges.start(exchanges.slots[0], time.monotonic())
+        connections = Connections(LoadOrder(target, dataclasses.replace(LOAD, concurrency=1, output_tokens=400), 4.0))
+        connections.closed_loop = False
+        connections.start(connections.slots[0], time.monotonic())
         server, _ = listener.accept()
         with server:
-            exchanges.ready(exchanges.slots[0], select.POLLOUT, time.monotonic())
+            connections.ready(connections.slots[0], select.POLLOUT, time.monotonic())
             server.recv(65536)
             event = b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}\n\n'
             server.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(event), event))
             server.sendall(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
             sent = time.monotonic()
             time.sleep(0.3)
-            exchanges.read(exchanges.slots[0], time.monotonic())
-        exchanges.account()
-    (reply,) = exchanges.tally.replies
+            connections.read(connections.slots[0], time.monotonic())
+        connections.account()
+    (reply,) = connections.tally.replies
     assert reply.ok and reply.ended is not None and reply.times[-1] <= reply.ended < sent + 0.2
 
 
@@ -183,12 +183,11 @@ def test_no_stream_waits_when_its_end_is_unknown_or_all_are_watched(
     assert all(r.watched for r in replies)
 
 
-def running(count: int, size: int, wanted: int = 100) -> Slot:
-    """A stream that has brought `count` tokens in `size` bytes of payload."""
-    slot = Slot(9, watched=False)
-    slot.reply, slot.size = Reply(0, wanted, 0.0, 0.0), size
-    slot.stream.feed(b'data: {"usage": {"completion_tokens": %d}, "choices": [{"text": "a"}]}\n\n' % count, 1.0)
-    return slot
+def running(count: int, wanted: int = 100) -> TokenStream:
+    """A stream that has brought `count` tokens."""
+    stream = TokenStream(most=wanted)
+    stream.take([b'data: {"usage": {"completion_tokens": %d}, "choices": [{"text": "a"}]}\n\n' % count], 1.0)
+    return stream
 
 
 def seen(pacing: Pacing, *events: tuple[int, int]) -> None:
@@ -202,48 +201,48 @@ def seen(pacing: Pacing, *events: tuple[int, int]) -> None:
 def test_a_stream_waits_for_nearly_all_bytes_that_its_answer_still_must_have() -> None:
     pacing = Pacing()
     seen(pacing, *[(200, 1)] * 10)
-    waits = [pacing.wait_bytes(running(count, 200 * count)) for count in (1, 50, 90, 98, 99)]
+    waits = [pacing.wait_bytes(running(count), 200 * count) for count in (1, 50, 90, 98, 99)]
     for left, wait in zip((99, 50, 10, 2, 1), waits, strict=True):
         assert 200 * (0.96 * left - 1) < wait < 200 * left
-    assert pacing.wait_bytes(running(100, 20000)) == 1  # all tokens are there: what is left is the answer's end
+    assert pacing.wait_bytes(running(100), 20000) == 1  # all tokens are there: what is left is the answer's end
 
 
 def test_with_speculation_a_stream_waits_for_no_more_than_the_fewest_bytes_a_token_can_take() -> None:
     pacing = Pacing()
     seen(pacing, (200, 1), (230, 8), (200, 1), (220, 4))
-    assert pacing.wait_bytes(running(1, 200)) < 99 * 32
+    assert pacing.wait_bytes(running(1), 200) < 99 * 32
 
 
 def test_what_waits_is_no_more_than_the_servers_socket_should_hold() -> None:
     pacing = Pacing()
     seen(pacing, (200, 1))
-    assert pacing.wait_bytes(running(1, 200, wanted=100_000)) == FULL_BYTES
+    assert pacing.wait_bytes(running(1, wanted=100_000), 200) == FULL_BYTES
 
 
 def test_before_any_event_was_seen_alone_a_stream_waits_for_far_fewer_bytes() -> None:
     """The others may bring many tokens each."""
     pacing = Pacing()
     seen(pacing)
-    assert 1 < pacing.wait_bytes(running(1, 200)) < 99 * 230 / 6
+    assert 1 < pacing.wait_bytes(running(1), 200) < 99 * 230 / 6
 
 
 def test_a_stream_whose_own_events_are_smaller_waits_for_fewer_bytes() -> None:
     """SGLang's /generate repeats the text so far: events grow, and those of a stream that begins are small."""
     pacing = Pacing()
     seen(pacing, *[(900, 1)] * 10)
-    assert pacing.wait_bytes(running(1, 300)) < 99 * 300
+    assert pacing.wait_bytes(running(1), 300) < 99 * 300
 
 
 def test_answers_whose_end_nothing_told_of_end_all_waiting() -> None:
     pacing = Pacing()
     seen(pacing, (200, 1))
-    assert pacing.wait_bytes(running(1, 200)) > 1 and pacing.before_first() == 1
+    assert pacing.wait_bytes(running(1), 200) > 1 and pacing.before_first() == 1
     pacing.head_bytes = 80
     assert pacing.before_first() == 81
     for _ in range(9):
         pacing.ended += 1
         pacing.saw_late_end()
-    assert not pacing.enabled and pacing.wait_bytes(running(1, 200)) == pacing.before_first() == 1
+    assert not pacing.enabled and pacing.wait_bytes(running(1), 200) == pacing.before_first() == 1
 
 
 @pytest.mark.parametrize(("gap_ms", "watched"), [(2, FEWEST_WATCHED), (20, 1), (45, 3), (500, MOST_WATCHED)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.loadgen.spec import MetricNames, Target
-from autotune.measure.metrics import Watcher, parse
+from autotune.measure.metrics import MetricsReader, parse
 
 TEXT = """# HELP sglang:num_queue_reqs waiting
 # TYPE sglang:num_queue_reqs gauge
@@ -18,8 +18,8 @@ large_total -1e308
 """
 
 
-def watcher(names: MetricNames, *samples: dict[str, float]) -> Watcher:
-    made = Watcher(Target("http://x:1", "openai", "m", False, "/metrics", names))
+def watcher(names: MetricNames, *samples: dict[str, float]) -> MetricsReader:
+    made = MetricsReader(Target("http://x:1", "openai", "m", False, "/metrics", names))
     made.samples = [(float(i), sample) for i, sample in enumerate(samples)]
     return made
 

@@ -56,7 +56,7 @@ def test_a_server_that_did_nothing_has_no_energy_rather_than_0() -> None:
     assert energy.joules is None and energy.watts is None and energy.reasons == ("counter_flat",)
 
 
-BUSY = "import time\nend = time.monotonic() + 60\nwhile time.process_time() < 0.6 and time.monotonic() < end: pass"
+BUSY = "import time\nend = time.monotonic() + 60\nwhile time.process_time() < 0.3 and time.monotonic() < end: pass"
 FOREIGN = ("import os, subprocess, sys; os.fork() and os._exit(0); os.setsid()\n"
            "subprocess.run([sys.executable, '-c', sys.argv[1]])")
 
@@ -79,7 +79,7 @@ def test_what_we_and_the_server_compute_is_not_of_others() -> None:
     others = HostLoad(None, 1.0)
     start = others.sample()
     subprocess.run([sys.executable, "-c", BUSY], check=True)
-    assert others.sample().own_s - start.own_s > 0.55  # in ticks of 10 ms
+    assert others.sample().own_s - start.own_s > 0.25  # in ticks of 10 ms
 
 
 def test_a_busy_host_is_seen_between_any_two_readings_though_it_is_looked_at_now_and_then() -> None:

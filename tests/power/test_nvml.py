@@ -76,15 +76,15 @@ def found(library: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> di
 def test_the_counters_difference_is_the_energy_and_sampled_power_agrees(found: dict[str, Any]) -> None:
     energy = found["GPU-good"]
     assert energy["source"] == "nvml" and energy["reasons"] == [] and energy["scope"] == "gpu"
-    assert energy["joules"] == pytest.approx(300 * energy["window_s"], rel=0.02)
-    assert energy["cross_check_j"] == pytest.approx(energy["joules"], rel=0.02)
+    assert energy["joules"] == pytest.approx(300 * energy["window_s"], rel=0.04)
+    assert energy["cross_check_j"] == pytest.approx(energy["joules"], rel=0.04)
     assert energy["power_limit_w"] == {"GPU-good": 650.0} and energy["temperature_c"] == {"GPU-good": [61.0, 61.0]}
 
 
 def test_all_gpus_of_a_server_are_added(found: dict[str, Any]) -> None:
     energy = found["both"]
     assert set(energy["per_device_j"]) == {"GPU-good", "GPU-second"} and energy["reasons"] == []
-    assert energy["joules"] == pytest.approx(400 * energy["window_s"], rel=0.02)
+    assert energy["joules"] == pytest.approx(400 * energy["window_s"], rel=0.04)
 
 
 @pytest.mark.parametrize(("name", "reasons"), [
@@ -93,7 +93,7 @@ def test_all_gpus_of_a_server_are_added(found: dict[str, Any]) -> None:
 def test_what_spoils_a_window_is_named_and_the_energy_still_told(found: dict[str, Any], name: str,
                                                                  reasons: list[str]) -> None:
     energy = found[f"GPU-{name}"]
-    assert energy["reasons"] == reasons and energy["joules"] == pytest.approx(300 * energy["window_s"], rel=0.02)
+    assert energy["reasons"] == reasons and energy["joules"] == pytest.approx(300 * energy["window_s"], rel=0.04)
 
 
 @pytest.mark.parametrize(("name", "reason"), [("flat", "counter_flat"), ("back", "counter_went_back"),
@@ -110,7 +110,7 @@ def test_metrics_that_are_not_supported_hide_no_other(found: dict[str, Any]) -> 
 
 def test_where_the_counter_is_the_whole_modules_the_gpus_own_power_is_the_energy(found: dict[str, Any]) -> None:
     energy = found["GPU-grace"]
-    assert energy["joules"] == pytest.approx(300 * energy["window_s"], rel=0.02)
+    assert energy["joules"] == pytest.approx(300 * energy["window_s"], rel=0.04)
     assert "sampled" in energy["scope"] and energy["reasons"] == []
 
 

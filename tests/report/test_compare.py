@@ -14,6 +14,7 @@ from autotune.records import UsageError
 from autotune.report.compare import compare, load
 from autotune.report.render import report
 from autotune.report.story import Story, read
+from tests.conftest import opened
 from tests.report.studies import Made, baseline
 
 
@@ -26,32 +27,33 @@ def story(made: Made, name: str, tp: float, budget: float) -> Story:
     return dataclasses.replace(read(made.settings, made.study), study=name)
 
 
+@pytest.fixture(scope="module")
+def template(fast_folder: pathlib.Path) -> tuple[pathlib.Path, list[Story]]:
+    """(outputs folder, stories) of the studies one and two; tests copy the folder."""
+    folder = fast_folder / "compared"
+    one, two = opened(folder, "study.name=one"), opened(folder, "study.name=two")
+    two.crash(baseline(two, nvls=True))
+    return folder, [story(one, "one", 1.3, 1.2), story(two, "two", 0.8, 1.21)]
+
+
 @pytest.fixture
-def two(make: Callable[..., Made]) -> list[Story]:
-    first = story(make("study.name=one"), "one", 1.3, 1.2)
-    second = make("study.name=two")
-    second.crash(baseline(second, nvls=True))
-    return [first, story(second, "two", 0.8, 1.21)]
+def two(template: tuple[pathlib.Path, list[Story]], outputs: pathlib.Path) -> list[Story]:
+    shutil.copytree(template[0], outputs, dirs_exist_ok=True)
+    return template[1]
 
 
-def test_levers_that_help_here_and_hurt_there_come_first(two: list[Story]) -> None:
+def test_levers_that_help_here_and_hurt_there_come_first_and_crashes_are_counted(two: list[Story]) -> None:
     found = {p.name: p.verdict for p in compare(two).levers}
     assert found["tp=2"] == "changed sign"
     assert found["tree_budget=8"] in ("alike", "differs")
     assert compare(two).levers[0].name == "tp=2"
-
-
-def test_crashes_are_counted_in_each_study(two: list[Story]) -> None:
     assert compare(two).signatures == (("nvls0001", "nvls_unsupported", (0, 1)),)
 
 
-def test_conditions_that_differ_are_said(two: list[Story]) -> None:
+def test_conditions_that_differ_are_said_and_objectives_that_differ_are_refused(two: list[Story]) -> None:
     other = dataclasses.replace(two[1], identity={**two[1].identity, "workload": {"contexts": [9]}})
     assert any("workloads differ" in c for c in compare([two[0], other]).caveats)
     assert any("Not confirmed: one, two" in c for c in compare(two).caveats)
-
-
-def test_different_objectives_are_not_compared(two: list[Story]) -> None:
     with pytest.raises(UsageError, match="different things"):
         compare([two[0], dataclasses.replace(two[1], objective="tokens_per_s")])
 

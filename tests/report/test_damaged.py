@@ -151,20 +151,21 @@ PATHS = ["cost_s", "launch_s", "same_as", "score", "launch", "outcome", *(f"scor
     *(f"outcome.{name}" for name in ("type", *Measurement.__struct_fields__, *Crash.__struct_fields__))]
 
 
-def test_whatever_stands_in_a_study_every_reader_copes_or_says_one_line(rich: Made) -> None:
-    rng, whole = random.Random(11), (rich.settings.folder / "study.db").read_bytes()
+def test_whatever_stands_in_a_study_every_reader_copes_or_says_one_line(small: Made) -> None:
+    rng, whole = random.Random(11), (small.settings.folder / "study.db").read_bytes()
     keys = {"trial": ["owner", "launch_id", "confirm", "confirm_after", "outcome", "feasible"],
-            "study": [*rich.study.attrs(), "confirmation_plan", "neighbours", "unavailable", "barred", "warm_start"]}
+            "study": [*small.study.attrs(), "confirmation", "confirmation_plan", "stop", "neighbours", "unavailable",
+                      "barred", "warm_start"]}
     for _ in range(24):
-        (rich.settings.folder / "study.db").write_bytes(whole)
+        (small.settings.folder / "study.db").write_bytes(whole)
         kind, value = rng.choice(["outcome", "trial", "study"]), rng.choice([*ODD, ...])
         if kind == "outcome":
-            edit(rich, "trial", "outcome", changed(rich, rng.choice(PATHS), value if value is not ... else None))
+            edit(small, "trial", "outcome", changed(small, rng.choice(PATHS), value if value is not ... else None))
         else:
-            edit(rich, kind, rng.choice(keys[kind]), value)
-        for reader in READERS:
+            edit(small, kind, rng.choice(keys[kind]), value)
+        for reader in rng.sample(READERS, 3):
             try:
-                reader(rich)
+                reader(small)
             except AutotuneError as error:
                 assert "\n" not in str(error)
 

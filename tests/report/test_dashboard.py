@@ -17,6 +17,7 @@ from autotune.report import dashboard
 from autotune.report.dashboard import annotate, attach, open_server, publish
 from autotune.report.render import report
 from autotune.report.story import read
+from tests.conftest import copied
 from tests.report.studies import Made, baseline
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -24,10 +25,13 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
          "--disable-background-networking", "--disable-component-update", "--disable-sync")
 
 
-@pytest.fixture
-def served(rich: Made, tmp_path: pathlib.Path) -> Iterator[tuple[str, Made]]:
-    """(address, study) of a dashboard in a thread; every trial has its note, the last one two files."""
-    log = tmp_path / "server.log"
+@pytest.fixture(scope="module")
+def served(rich_folder: pathlib.Path, fast_folder: pathlib.Path) -> Iterator[tuple[str, Made]]:
+    """(address, study) of a dashboard in a thread; every trial has its note, the last one a file."""
+    outputs = fast_folder / "served"
+    outputs.mkdir()
+    rich = copied(rich_folder, outputs)
+    log = outputs / "server.log"
     log.write_text("ready\n")
     trial = rich.study.ask(baseline(rich, dp=2), 91)
     attach(trial, rich.settings.folder / "artifacts", [log])

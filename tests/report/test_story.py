@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -145,35 +146,17 @@ def test_repeats_of_a_configuration_are_averaged(make: Callable[..., Made]) -> N
     assert story.measured[1].trials == (1, 2)
 
 
-def test_a_study_without_a_feasible_trial_says_so(make: Callable[..., Made]) -> None:
+@pytest.mark.parametrize(("trials", "conclusion", "said"), [
+    ([], Conclusion.NOTHING_MEASURED, "No trial was run."),
+    ([{"tpot_ms": 50.0}], Conclusion.NOTHING_FEASIBLE, "tpot_p99_ms +25.0 %"),
+    ([None], Conclusion.NOTHING_MEASURED, "1 trial of 1 crashed"),
+    ([{"reasons": ("host_busy",)}, {"reasons": ("host_busy", "not_steady")}], Conclusion.NOTHING_MEASURED,
+     "2 measurements may not be compared (host_busy 2, not_steady 1; ")])
+def test_a_study_without_a_winner_says_why(make: Callable[..., Made], trials: list[dict[str, Any] | None],
+                                           conclusion: Conclusion, said: str) -> None:
     made = make()
-    made.measure(baseline(made), 2.0, tpot_ms=50.0)
+    for trial in trials:
+        made.crash(baseline(made)) if trial is None else made.measure(baseline(made), 2.0, **trial)
     story = read(made.settings, made.study)
-    assert story.conclusion is Conclusion.NOTHING_FEASIBLE
-    assert story.winner is None
-    assert "tpot_p99_ms +25.0 %" in support(story)
-
-
-def test_a_study_whose_every_launch_crashed_says_so(make: Callable[..., Made]) -> None:
-    made = make()
-    made.crash(baseline(made))
-    story = read(made.settings, made.study)
-    assert story.conclusion is Conclusion.NOTHING_MEASURED
-    assert story.baseline is None and story.baseline_crash is not None
-    assert "1 trial of 1 crashed" in support(story)
-
-
-def test_a_study_whose_every_window_was_disturbed_says_what_disturbed_it(make: Callable[..., Made]) -> None:
-    made = make()
-    made.measure(baseline(made), 2.0, reasons=("host_busy",))
-    made.measure(baseline(made), 2.0, reasons=("host_busy", "not_steady"))
-    story = read(made.settings, made.study)
-    assert story.conclusion is Conclusion.NOTHING_MEASURED
-    assert "2 measurements may not be compared (host_busy 2, not_steady 1; " in support(story)
-
-
-def test_an_empty_study_is_told_without_figures(make: Callable[..., Made]) -> None:
-    made = make()
-    story = read(made.settings, made.study)
-    assert story.conclusion is Conclusion.NOTHING_MEASURED
-    assert support(story) == "No trial was run."
+    assert story.conclusion is conclusion and story.winner is None and said in support(story)
+    assert (story.baseline_crash is not None) == (None in trials)

@@ -1,4 +1,4 @@
-"""Random tuning tables, so that a strategy is judged on its robustness and not on three examples.
+"""Random tuning tables, to test the robustness of a strategy.
 
     table = random_table(seed)     # the same seed gives the same table
 
@@ -15,15 +15,13 @@ import math
 import random
 from typing import Any
 
-import numpy as np
-
 from tests.search.tables import Table
 
 MOST_SERVERS = 4000
+# Bands of the share of configurations that crash; each table is drawn from one.
 SHARES = [(0.02, 0.15), (0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 0.85)]
-"""Bands of the share of configurations that crash; each table is drawn from one."""
+# Stage -> seconds until it crashes, for a launch of 360 s (scaled to the table's own launch).
 STAGES = {"nccl_init": 60, "load": 200, "kv_alloc": 220, "graph_capture": 300, "warmup": 330}
-"""Stage -> seconds until it crashes, for a launch of 360 s (scaled to the table's own launch)."""
 
 
 def random_table(seed: int) -> Table:
@@ -117,7 +115,7 @@ def _factors(rng: random.Random, params: dict[str, list[Any]], levels: list[int]
 
 
 def _few_factors(rng: random.Random, params: dict[str, list[Any]], levels: list[int]) -> list[dict[str, Any]]:
-    """As a person writes a table: round figures, most choices neutral, one or two parameters that matter much."""
+    """Factors of a hand-written table: round figures, most choices neutral, one or two important parameters."""
     factors: list[dict[str, Any]] = []
     leads = set(rng.sample(sorted(params), rng.choice([1, 1, 2])))
     for name, choices in params.items():
@@ -198,19 +196,7 @@ def _with_baseline_and_limit(rng: random.Random, table: Table, trap: bool) -> Ta
         if kind == "near":
             keep = rng.sample(sorted(best), max(1, len(best) - 2))
             config.update({k: best[k] for k in keep})
-        if low <= table.true_value(config) / value <= high and not _crashes_ever(table, config):
+        if low <= table.true_value(config) / value <= high and not table.crash_rule(config, lambda _: 0.0):
             spec["baseline"] = config
             return Table(spec)
     return None
-
-
-def _crashes_ever(table: Table, config: dict[str, Any]) -> bool:
-    return table.crash_rule(config, lambda _: 0.0) is not None
-
-
-def describe(table: Table) -> str:
-    """One line on what kind of table this is."""
-    base = table.true_value(table.spec["baseline"]) / table.optimum[1]
-    servers = int(np.prod([len(c) for n, c in table.params.items() if n not in table.client_params]))
-    return (f"{servers} servers, {table.crash_share:.0%} crash, baseline {base:.2f}, "
-            f"noise {table.spec['noise_cv']:g}, launch {table.spec['launch_s']} s")

@@ -1,16 +1,17 @@
-"""One simulated study: a strategy against a table, counting simulated seconds.
+"""Simulated studies: a strategy against a table, on a simulated clock.
 
-What a launch is: any change of the server part. A crash at another stage than `serving` costs the rule's
-`after_s`; one while serving costs the launch (if it was not paid yet) and one measurement, and ends the server.
-A rule of an earlier stage that names a load parameter is told with the load that was meant to be measured.
+A crash before `serving` costs the rule's `after_s`. A crash at `serving` costs the launch (unless an earlier
+observation of the launch included it) and one measurement, and ends the server. A crash by an earlier rule that names
+a load parameter is observed with the load part that was to be measured.
 
-How a crash is told: category and signature are the rule's `log` name, blame is `blame` (default `config`,
-which is what a classifier says of most of these logs; `unknown` is what it says of a log it never saw).
+Category and signature of a crash are the rule's `log` name. Its blame is `blame`: `config`, the classifier's usual
+answer, or `unknown`, its answer to an unknown log.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 import random
 
@@ -21,7 +22,7 @@ from tests.search.tables import Rule, Table
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """After one observation: what was used so far and the true share of what would be reported now."""
+    """State after one observation. `share`: true value of the best configuration so far, of the optimum."""
 
     launches: int
     hours: float
@@ -30,7 +31,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One finished simulated study."""
+    """One finished study. `hours` are those of the clock, not of all workers together."""
 
     steps: tuple[Step, ...]
     launches: int
@@ -41,7 +42,7 @@ class Run:
 
     @property
     def stopped(self) -> bool:
-        """Whether the strategy ended the study."""
+        """True if the strategy ended the study."""
         return self.stop is not None
 
     @property
@@ -69,17 +70,17 @@ class Cluster:
         self.measured = 0
 
     def launch(self, server: Config, load: Config) -> Observation | None:
-        """None when the server came up; the crash otherwise."""
+        """Crash of the server's start; None if the server comes up."""
         key = config_key(server)
         self.attempts[key] = self.attempts.get(key, 0) + 1
         rule = self.table.crash_rule({**server, **load}, self._roll(server, load))
         if rule is None or rule["stage"] == "serving":
             return None
-        told = load if set(rule["when"]) & self.table.client_params else None
-        return Observation(server, told, self._crash(rule), rule["after_s"], rule["after_s"])
+        observed = load if set(rule["when"]) & self.table.client_params else None
+        return Observation(server, observed, self._crash(rule), rule["after_s"], rule["after_s"])
 
     def measure(self, server: Config, load: Config, launch_s: float) -> Observation:
-        """One measurement on the live server; `launch_s` is what its start cost, if not told yet."""
+        """One measurement on the live server; `launch_s`: seconds of its start, 0 after the first."""
         config = {**server, **load}
         measure_s = float(self.table.spec["measure_s"])
         rule = self.table.crash_rule(config, self._roll(server, load))
@@ -104,7 +105,7 @@ class Cluster:
 
 
 class _Roll:
-    """Decides a flaky rule: once per launch for the server's start, once per load for serving."""
+    """Draws a flaky rule: once per launch for the server's start, once per load for serving."""
 
     def __init__(self, study: str, server: str, load: str, cluster: Cluster) -> None:
         self.study, self.server, self.load, self.cluster = study, server, load, cluster
@@ -115,51 +116,100 @@ class _Roll:
         return random.Random(f"{self.study}/{rule}/{self.server}/{attempt}/{self.load if serving else ''}").random()
 
 
-def simulate(table: Table, strategy: Strategy, seed: int, hours: float, launches: int = 1000,
-             blame: Blame = Blame.CONFIG) -> Run:
-    """Run one study until the strategy stops or `hours` simulated hours or `launches` launches are used."""
-    cluster = Cluster(table, seed, blame)
-    steps: list[Step] = []
-    forecasts: list[tuple[float, bool]] = []
-    shares: dict[str, float] = {}
-    used_s, count, crashed = 0.0, 0, 0
-    trial = 0
-    stop: Stop | None = None
+@dataclasses.dataclass
+class _Worker:
+    """`observation` of the live `server` is added when its simulated time has passed."""
 
-    def tell(observation: Observation) -> None:
-        nonlocal used_s, trial
-        strategy.tell(dataclasses.replace(observation, trial=trial))
-        trial += 1
-        used_s += observation.cost_s
-        best = strategy.best()
+    server: Config | None = None
+    observation: Observation | None = None
+
+
+class Fleet:
+    """Workers with side-by-side launches on one table and one shared strategy."""
+
+    def __init__(self, table: Table, strategy: Strategy, seed: int, workers: int, blame: Blame = Blame.CONFIG) -> None:
+        self.table, self.strategy, self.cluster = table, strategy, Cluster(table, seed, blame)
+        self.workers = [_Worker() for _ in range(workers)]
+        self.steps: list[Step] = []
+        self.launches = self.crashed = self.trial = 0
+        self.forecasts: list[tuple[float, bool]] = []
+        self.running: list[str] = []
+        self.twice = 0  # launches of a server part that another worker runs at that time
+        self.events: list[tuple[float, int, int]] = []
+        self._count = 0
+        self._shares: dict[str, float] = {}
+
+    def run(self, hours: float, launches: int = 1000) -> Run:
+        """Run until the strategy stops and no worker is busy, or `hours` or `launches` are used."""
+        now, stop = 0.0, None
+        while now < hours * 3600:
+            for number, worker in enumerate(self.workers):
+                if worker.server is None and self.launches < launches:
+                    step = self.strategy.propose()
+                    if not isinstance(step, Launch):
+                        stop = step
+                        break
+                    stop = None
+                    self._launch(now, number, step)
+            if not self.events:
+                break
+            now, _, number = heapq.heappop(self.events)
+            self._end(now, number)
+        return Run(tuple(self.steps), self.launches, self.crashed, now / 3600, stop if not self.events else None,
+                   tuple(self.forecasts))
+
+    def _launch(self, now: float, number: int, step: Launch) -> None:
+        load = self.strategy.next_load(step.server)
+        assert load is not None, "a strategy must name a load part for a server that it has just proposed"
+        key = config_key(step.server)
+        self.launches += 1
+        self.twice += key in self.running
+        self.running.append(key)
+        self.workers[number].server = step.server
+        self._mark(step.server, True)
+        failed = self.cluster.launch(step.server, load)
+        self.forecasts.append((step.chance, failed is None))
+        launch_s = float(self.table.spec["launch_s"])
+        self._schedule(now, number, failed or self.cluster.measure(step.server, load, launch_s))
+
+    def _schedule(self, now: float, number: int, observation: Observation) -> None:
+        self.workers[number].observation = observation
+        self._count += 1
+        heapq.heappush(self.events, (now + observation.cost_s, self._count, number))
+
+    def _end(self, now: float, number: int) -> None:
+        worker = self.workers[number]
+        server, observation = worker.server, worker.observation
+        assert server is not None and observation is not None
+        self.strategy.tell(dataclasses.replace(observation, trial=self.trial))
+        self.trial += 1
+        self.steps.append(Step(self.launches, now / 3600, self._share()))
+        crashed = isinstance(observation.outcome, Crash)
+        self.crashed += crashed
+        self._mark(server, False)
+        load = None if crashed else self.strategy.next_load(server)
+        if load is None:
+            self.running.remove(config_key(server))
+            worker.server = worker.observation = None
+            return
+        self._mark(server, True)
+        self._schedule(now, number, self.cluster.measure(server, load, 0.0))
+
+    def _mark(self, server: Config, pending: bool) -> None:
+        """Only launches of several workers are marked as pending."""
+        if len(self.workers) > 1:
+            (self.strategy.pending if pending else self.strategy.done)(server)
+
+    def _share(self) -> float:
+        best = self.strategy.best()
         config: dict[str, Value] = {**best.server, **best.load} if best else {}
         key = config_key(config)
-        if key not in shares:
-            shares[key] = table.true_value(config) / table.optimum[1] if best else 0.0
-        steps.append(Step(count, used_s / 3600, shares[key]))
+        if key not in self._shares:
+            self._shares[key] = self.table.true_value(config) / self.table.optimum[1] if best else 0.0
+        return self._shares[key]
 
-    while used_s < hours * 3600 and count < launches:
-        step = strategy.propose()
-        if isinstance(step, Stop):
-            stop = step
-            break
-        assert isinstance(step, Launch)
-        load = strategy.next_load(step.server)
-        assert load is not None, "a strategy must name a load part for a server that it has just proposed"
-        count += 1
-        failed = cluster.launch(step.server, load)
-        forecasts.append((step.chance, failed is None))
-        if failed is not None:
-            crashed += 1
-            tell(failed)
-            continue
-        launch_s = float(table.spec["launch_s"])
-        while load is not None and used_s < hours * 3600:
-            observation = cluster.measure(step.server, load, launch_s)
-            launch_s = 0.0
-            tell(observation)
-            if isinstance(observation.outcome, Crash):
-                crashed += 1
-                break
-            load = strategy.next_load(step.server)
-    return Run(tuple(steps), count, crashed, used_s / 3600, stop, tuple(forecasts))
+
+def simulate(table: Table, strategy: Strategy, seed: int, hours: float, launches: int = 1000,
+             blame: Blame = Blame.CONFIG) -> Run:
+    """Run one study with one worker."""
+    return Fleet(table, strategy, seed, 1, blame).run(hours, launches)

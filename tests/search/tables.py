@@ -1,4 +1,4 @@
-"""Tuning tables: evaluate a table-driven stand-in for a cluster (the format of ../shared/landscapes/README.md).
+"""Tuning tables: a table-driven stand-in for a cluster.
 
     table = Table.load("b300_kimi.yaml")
     table.crash_rule(config, roll)     # the first rule that fires, or None
@@ -36,7 +36,7 @@ class Table:
 
     @classmethod
     def load(cls, path: str | Path) -> Table:
-        """Read and check a table. Raises OSError, or ValueError with one line for what is missing or wrong."""
+        """Read and check a table. Raises OSError, or ValueError with one line."""
         try:
             spec = yaml.safe_load(Path(path).read_text())
         except yaml.YAMLError as error:
@@ -51,7 +51,7 @@ class Table:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What runs, but is probably not meant."""
+        """Warnings about probable mistakes."""
         found = [f"the key {key} is not of the format: ignored" for key in self.spec if key not in KEYS]
         found += [f"the key slo.{key} is not of the format: ignored" for key in self.spec.get("slo") or {}
                   if key != "tpot_ms"]
@@ -84,7 +84,7 @@ class Table:
 
     @functools.cached_property
     def space(self) -> Space:
-        """The same search as a space of autotune. No beliefs: a table has none."""
+        """The table's parameters as a space."""
         params = {name: {"choices": choices, "load": name in self.client_params}
                   for name, choices in self.params.items()}
         return Space.parse({"name": self.name, "engine": "table", "params": params,
@@ -181,7 +181,7 @@ OPTIONAL = ("slo", "crashes")
 
 
 def check(spec: Any) -> None:
-    """Raises ValueError, one line, for what a table lacks or what cannot be computed with."""
+    """Raises ValueError with one line if a key is missing or a value is invalid."""
     if not isinstance(spec, dict):
         raise ValueError(f"a table is a mapping, not {type(spec).__name__}")
     missing = [key for key in KEYS if key not in spec and key not in OPTIONAL]
@@ -233,14 +233,14 @@ def _number(value: Any, where: str, zero: bool = False) -> None:
 
 
 def _rules(spec: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Every factor and crash rule, with where it stands."""
+    """Every factor and crash rule, with its path in the file."""
     found = [(f"{quantity}.factors[{i}]", rule) for quantity in ("tokens_per_s", "watts")
              for i, rule in enumerate(spec[quantity].get("factors") or [])]
     return found + [(f"crashes[{i}]", rule) for i, rule in enumerate(spec.get("crashes") or [])]
 
 
 def matches(when: Mapping[str, Any], config: Config) -> bool:
-    """Whether every parameter of `when` has (one of) the listed values."""
+    """True if every parameter of `when` has (one of) the listed values."""
     return all(config[name] in _listed(value) for name, value in when.items())
 
 

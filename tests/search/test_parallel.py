@@ -1,11 +1,13 @@
-"""Several launches side by side: pending ones count as neither success nor failure, and are not repeated."""
+"""Several launches side by side: a pending launch counts as neither success nor failure, and is not repeated."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from autotune.records import Blame, Config, Crash, Stage, config_key
 from autotune.search.protocol import Launch, Limits, Measured, Observation, Stop, StopKind
@@ -13,20 +15,20 @@ from autotune.search.samplers import SAMPLERS, OptunaStrategy
 from autotune.search.strategy import LaunchAware
 from autotune.space.space import Space
 from tests.search.generate import random_table
-from tests.search.parallel import Fleet
-from tests.search.simulate import simulate
+from tests.search.simulate import Fleet, simulate
 
-SPACE = Space.parse({
-    "name": "s", "engine": "e",
-    "params": {"a": {"choices": ["x", "y", "z"]}, "b": {"choices": [False, True]}, "c": {"choices": [1, 2, 4, 8]},
-               "concurrency": {"choices": [1, 64], "load": True}},
-    "baseline": {"a": "x", "b": False, "c": 1, "concurrency": 1}}, "s")
+
+def space_of(loads: list[int], baseline: dict[str, Any], **choices: list[Any]) -> Space:
+    params = {name: {"choices": values} for name, values in choices.items()}
+    return Space.parse({"name": "s", "engine": "e", "baseline": baseline,
+                        "params": {**params, "concurrency": {"choices": loads, "load": True}}}, "s")
+
+
+SPACE = space_of([1, 64], {"a": "x", "b": False, "c": 1, "concurrency": 1},
+                 a=["x", "y", "z"], b=[False, True], c=[1, 2, 4, 8])
 BASE = SPACE.split(SPACE.baseline)[0]
-LOADS = Space.parse({
-    "name": "s", "engine": "e",
-    "params": {"a": {"choices": ["x", "y", "z"]}, "b": {"choices": [False, True]}, "c": {"choices": ["p", "q"]},
-               "concurrency": {"choices": [1, 8, 32, 64, 128], "load": True}},
-    "baseline": {"a": "x", "b": False, "c": "p", "concurrency": 8}}, "s")
+LOADS = space_of([1, 8, 32, 64, 128], {"a": "x", "b": False, "c": "p", "concurrency": 8},
+                 a=["x", "y", "z"], b=[False, True], c=["p", "q"])
 CRASH = Crash("b_unsupported", Stage.NCCL_INIT, Blame.ENVIRONMENT, "v1-b", "b is not supported here")
 
 
@@ -38,51 +40,50 @@ def propose(strategy: LaunchAware) -> Config:
     return step.server
 
 
-def differences(server: Config) -> set[str]:
-    return {name for name, value in server.items() if BASE[name] != value}
+def measured(strategy: LaunchAware, server: Config, value: float, load: int = 1, noise: float | None = 0.01) -> None:
+    strategy.tell(Observation(server, {"concurrency": load}, Measured(value, relative_noise=noise), 330, 300, 0))
 
 
-def test_while_the_baseline_is_pending_others_try_one_change_each_and_not_the_same() -> None:
+def crashed(strategy: LaunchAware, server: Config, crash: Crash = CRASH, trial: int = 0) -> None:
+    strategy.tell(Observation(server, None, crash, 20, 20, trial))
+
+
+def differences(server: Config, base: Config = BASE) -> list[str]:
+    return [name for name, value in base.items() if server[name] != value]
+
+
+def test_beside_a_pending_baseline_each_launch_tries_another_single_change() -> None:
     strategy = LaunchAware(SPACE, Limits())
     first, *others = [propose(strategy) for _ in range(4)]
-    assert first == BASE
-    tried = [next(iter(differences(server))) + str(server[next(iter(differences(server)))]) for server in others]
-    assert all(len(differences(server)) == 1 for server in others) and len(set(tried)) == 3
+    assert first == BASE and all(len(differences(server)) == 1 for server in others)
+    assert len({f"{differences(server)}{server[differences(server)[0]]}" for server in others}) == 3
 
 
-def test_four_who_ask_at_the_start_get_the_baseline_and_three_parameters_the_modes_before_the_numbers() -> None:
-    space = Space.parse({
-        "name": "s", "engine": "e",
-        "params": {"n": {"choices": [1, 2, 4, 8]}, "a": {"choices": ["x", "y", "z"]}, "b": {"choices": [False, True]},
-                   "m": {"choices": [1, 2, 4, 8]}, "c": {"choices": ["p", "q"]},
-                   "concurrency": {"choices": [1, 8, 64], "load": True}},
-        "baseline": {"n": 1, "a": "x", "b": False, "m": 1, "c": "p", "concurrency": 8}}, "s")
-    base = space.split(space.baseline)[0]
-    strategy = LaunchAware(space, Limits())
+def test_the_first_launches_are_the_baseline_and_changes_of_categorical_parameters() -> None:
+    space = space_of([1, 8, 64], {"n": 1, "a": "x", "b": False, "m": 1, "c": "p", "concurrency": 8},
+                     n=[1, 2, 4, 8], a=["x", "y", "z"], b=[False, True], m=[1, 2, 4, 8], c=["p", "q"])
+    strategy, base = LaunchAware(space, Limits()), space.split(space.baseline)[0]
     first, *others = [propose(strategy) for _ in range(4)]
     assert first == base
-    changed = [[name for name in base if server[name] != base[name]] for server in others]
-    assert sorted(changed) == [["a"], ["b"], ["c"]]
+    assert sorted(differences(server, base) for server in others) == [["a"], ["b"], ["c"]]
 
 
-def test_what_the_space_believes_decides_what_is_launched_beside_the_baseline() -> None:
-    believed = dataclasses.replace(SPACE, belief={"a": {"z": (1.3, 1.6)}, "b": {True: (0.5, 0.7)}})
-    strategy = LaunchAware(believed, Limits())
-    assert propose(strategy) == BASE
-    assert propose(strategy) == {**BASE, "a": "z"}
+def test_beliefs_of_the_space_decide_what_is_launched_beside_the_baseline() -> None:
+    strategy = LaunchAware(dataclasses.replace(SPACE, belief={"a": {"z": (1.3, 1.6)}, "b": {True: (0.5, 0.7)}}))
+    assert [propose(strategy) for _ in range(2)] == [BASE, {**BASE, "a": "z"}]
     assert all(not propose(strategy)["b"] for _ in range(3))
 
 
-def test_launches_at_the_start_are_measured_under_different_loads_and_the_baseline_under_its_own() -> None:
+def test_first_launches_are_measured_under_different_loads_and_the_baseline_under_its_own() -> None:
     strategy = LaunchAware(LOADS, Limits())
     keys = [strategy.memory.key(propose(strategy)) for _ in range(4)]
     loads = [strategy.grid.load(strategy._asked[key])["concurrency"] for key in keys]
     assert loads[0] == 8 and len(set(loads)) == 4
 
 
-def test_what_is_measured_elsewhere_now_promises_less_here_under_that_load_part_above_all() -> None:
+def test_a_pending_measurement_lowers_the_expected_gain_most_under_its_own_load() -> None:
     strategy, base = LaunchAware(LOADS, Limits()), LOADS.split(LOADS.baseline)[0]
-    strategy.tell(Observation(base, {"concurrency": 8}, Measured(1.0, relative_noise=0.01), 330, 300, 0))
+    measured(strategy, base, 1.0, 8)
     strategy._learn()
     row = strategy.grid.server_row(base)[None]
     before = strategy._forecast(row, strategy._expecting(), set()).gains[0]
@@ -93,12 +94,12 @@ def test_what_is_measured_elsewhere_now_promises_less_here_under_that_load_part_
     assert (strategy._forecast(row, strategy._expecting(), set()).gains[0] == before).all()
 
 
-def test_what_pending_launches_are_expected_to_reach_is_no_gain_of_others() -> None:
+def test_the_expected_value_of_a_pending_launch_is_no_gain_of_others() -> None:
     gains = []
     for running in (None, {**BASE, "a": "y"}):
         strategy = LaunchAware(SPACE, Limits())
         for server, value in ((BASE, 1.0), ({**BASE, "a": "y", "c": 2}, 1.2), ({**BASE, "c": 2}, 0.8)):
-            strategy.tell(Observation(server, {"concurrency": 1}, Measured(value, relative_noise=0.01), 330, 300))
+            measured(strategy, server, value)
         if running is not None:
             strategy.pending(running, {"concurrency": 1})
         strategy._learn(True)
@@ -108,13 +109,12 @@ def test_what_pending_launches_are_expected_to_reach_is_no_gain_of_others() -> N
     assert gains[1] > gains[0]
 
 
-def test_a_pending_baseline_is_hoped_to_come_up_and_a_crash_beside_it_is_not_blamed_on_it() -> None:
+def test_a_crash_beside_a_pending_baseline_is_not_blamed_on_the_baseline() -> None:
     strategy = LaunchAware(SPACE, Limits())
     assert propose(strategy) == BASE
     other = propose(strategy)
-    name = next(iter(differences(other)))
-    crash = msgspec.structs.replace(CRASH, category="died", blame=Blame.CONFIG, signature="v1-d", excerpt="it died")
-    strategy.tell(Observation(other, None, crash, 20, 20, 0))
+    name = differences(other)[0]
+    crashed(strategy, other, msgspec.structs.replace(CRASH, category="died", blame=Blame.CONFIG, signature="v1-d"))
     strategy.done(other)
     for _ in range(2):
         step = strategy.propose()
@@ -124,126 +124,94 @@ def test_a_pending_baseline_is_hoped_to_come_up_and_a_crash_beside_it_is_not_bla
     assert not strategy.memory.passes and not len(strategy._crashes.passed)
 
 
-def test_a_leader_is_measured_again_only_if_it_is_likely_to_stay_it() -> None:
+def test_a_leader_is_measured_again_only_if_it_is_likely_to_keep_the_lead() -> None:
     alone, beside = LaunchAware(SPACE, Limits()), LaunchAware(SPACE, Limits())
     for strategy in (alone, beside):
-        strategy.tell(Observation(BASE, {"concurrency": 1}, Measured(1.0, relative_noise=0.02), 330, 300, 0))
+        measured(strategy, BASE, 1.0, noise=0.02)
     for server in ({**BASE, "a": "y"}, {**BASE, "a": "z"}, {**BASE, "b": True}, {**BASE, "c": 4}):
         beside.pending(server, {"concurrency": 1})
     assert alone.next_load(BASE) == {"concurrency": 1} and beside.next_load(BASE) == {"concurrency": 64}
 
 
-def test_more_workers_make_the_less_likely_launches_earlier() -> None:
+def test_the_share_of_less_likely_launches_grows_with_the_workers() -> None:
     from autotune.search import regions
 
     shares = [regions._spared(n) for n in (0, 1, 3, 63)]
     assert shares[0] == regions.PLAUSIBLE and shares == sorted(set(shares)) and shares[-1] <= 1
 
 
-def test_a_pending_launch_says_nothing_about_chances() -> None:
-    told, pending = LaunchAware(SPACE, Limits()), LaunchAware(SPACE, Limits())
-    for strategy in (told, pending):
-        strategy.tell(Observation(BASE, {"concurrency": 1}, Measured(1.0), 330, 300))
-    pending.pending({**BASE, "b": True})
-    told.propose()
-    pending.propose()
-    rows = told.grid.servers(np.random.default_rng(0))
-    assert (told._crashes.chance(rows) == pending._crashes.chance(rows)).all()
-    assert told.best() == pending.best()
+def test_a_pending_launch_does_not_change_the_chances() -> None:
+    alone, beside = LaunchAware(SPACE, Limits()), LaunchAware(SPACE, Limits())
+    beside.pending({**BASE, "b": True})
+    for strategy in (alone, beside):
+        measured(strategy, BASE, 1.0, noise=None)
+        strategy.propose()
+    rows = alone.grid.servers(np.random.default_rng(0))
+    assert (alone._crashes.chance(rows) == beside._crashes.chance(rows)).all()
+    assert alone.best() == beside.best()
 
 
-def test_what_ended_without_news_comes_up_again() -> None:
+def test_a_launch_without_outcome_is_proposed_again() -> None:
     strategy = LaunchAware(SPACE, Limits())
-    assert propose(strategy) == BASE
-    second = propose(strategy)
-    assert second != BASE
+    first, second = propose(strategy), propose(strategy)
+    assert first == BASE != second
     strategy.done(BASE)  # its host was lost
     assert propose(strategy) == BASE
 
 
-def test_a_baseline_that_comes_late_is_measured_under_its_own_load_part() -> None:
+def test_a_late_baseline_is_measured_under_its_own_load() -> None:
     strategy = LaunchAware(SPACE, Limits())
     assert propose(strategy) == BASE
     other = propose(strategy)
-    for load, value in ((1, 1.0), (64, 64.0)):
-        strategy.tell(Observation(other, {"concurrency": load}, Measured(value, relative_noise=0.01), 330, 300, load))
+    measured(strategy, other, 1.0)
+    measured(strategy, other, 64.0, 64)
     strategy.done(other)
     strategy.done(BASE)  # its worker died, and another load part is known to be far better
-    step = strategy.propose()
-    assert isinstance(step, Launch) and step.server == BASE
-    assert strategy.next_load(BASE) == {"concurrency": 1}
-    strategy.tell(Observation(BASE, {"concurrency": 1}, Measured(1.0, relative_noise=0.01), 330, 300, 1))
+    assert propose(strategy) == BASE and strategy.next_load(BASE) == {"concurrency": 1}
+    measured(strategy, BASE, 1.0)
     assert strategy.next_load(BASE) != {"concurrency": 1}
 
 
-def test_a_baseline_retried_after_a_transient_crash_is_measured_under_its_own_load_part() -> None:
-    space = dataclasses.replace(SPACE, baseline={**BASE, "concurrency": 64})
-    strategy = LaunchAware(space, Limits())
+def test_a_baseline_retried_after_a_transient_crash_is_measured_under_its_own_load() -> None:
+    strategy = LaunchAware(dataclasses.replace(SPACE, baseline={**BASE, "concurrency": 64}), Limits())
     propose(strategy)
-    strategy.tell(Observation(BASE, None, msgspec.structs.replace(CRASH, blame=Blame.TRANSIENT), 20, 20, 0))
+    crashed(strategy, BASE, msgspec.structs.replace(CRASH, blame=Blame.TRANSIENT))
     strategy.done(BASE)
     step = strategy.propose()
     assert isinstance(step, Launch) and step.server == BASE and step.intent == "retry"
     assert strategy.next_load(BASE) == {"concurrency": 64}
 
 
-def test_a_region_closed_by_the_crash_of_one_is_closed_for_all() -> None:
-    workers = [LaunchAware(SPACE, Limits()) for _ in range(3)]
-    for strategy in workers:
-        strategy.tell(Observation(BASE, {"concurrency": 1}, Measured(1.0, relative_noise=0.01), 330, 300, 0))
-        strategy.tell(Observation({**BASE, "b": True}, None, CRASH, 20, 20, 1))
-    for strategy in workers:
-        for _ in range(4):
-            step = strategy.propose()
-            if isinstance(step, Stop):
-                break
-            assert step.server["b"] is False
-            strategy.pending(step.server)
+def test_a_region_closed_by_a_crash_is_closed_for_every_launch() -> None:
+    strategy = LaunchAware(SPACE, Limits())
+    measured(strategy, BASE, 1.0)
+    crashed(strategy, {**BASE, "b": True}, trial=1)
+    for _ in range(4):
+        step = strategy.propose()
+        if isinstance(step, Stop):
+            break
+        assert step.server["b"] is False
+        strategy.pending(step.server)
 
 
 def test_budgets_count_pending_launches() -> None:
     strategy = LaunchAware(SPACE, Limits(launches=2))
-    propose(strategy)
-    propose(strategy)
+    propose(strategy), propose(strategy)
     stop = strategy.propose()
     assert isinstance(stop, Stop) and stop.kind is StopKind.LAUNCHES
 
 
-def test_one_worker_of_a_fleet_does_what_one_tuner_does() -> None:
-    table = random_table(1)
-    fleet = Fleet(table, LaunchAware(table.space, Limits(), 0), 0, 1).run(8.0)
-    alone = simulate(table, LaunchAware(table.space, Limits(), 0), 0, 8.0)
-    assert [s.share for s in fleet.steps] == [s.share for s in alone.steps] and fleet.launches == alone.launches
-
-
-def test_a_fleet_never_launches_what_runs_and_is_faster_by_the_clock() -> None:
+def test_a_fleet_never_launches_a_running_server_and_is_faster_by_the_clock() -> None:
     table = random_table(3)
     fleet = Fleet(table, LaunchAware(table.space, Limits(), 0), 0, 4)
     four = fleet.run(8.0)
-    one = Fleet(table, LaunchAware(table.space, Limits(), 0), 0, 1).run(8.0)
+    one = simulate(table, LaunchAware(table.space, Limits(), 0), 0, 8.0)
     assert fleet.twice == 0 and fleet.running == []
     assert four.hours < one.hours and four.final_share > 0
 
 
-def test_samplers_of_optuna_keep_several_trials_apart() -> None:
-    strategy = OptunaStrategy(SPACE, "tpe", Limits(), 0)
-    servers = []
-    for _ in range(3):
-        step = strategy.propose()
-        assert isinstance(step, Launch)
-        load = strategy.next_load(step.server)
-        assert load is not None
-        strategy.pending(step.server)
-        servers.append((step.server, load))
-    for server, load in reversed(servers):
-        strategy.tell(Observation(server, load, Measured(1.0), 30, 20))
-        strategy.done(server)
-    states = [t.state.name for t in strategy.study.trials]
-    assert states.count("COMPLETE") == 3 and states.count("RUNNING") == 0
-
-
 def ask(strategy: OptunaStrategy) -> Config | None:
-    """A configuration that is pending from now on; None: nothing is left."""
+    """A configuration, marked as pending; None if nothing is left."""
     step = strategy.propose()
     if isinstance(step, Stop):
         return None
@@ -259,20 +227,29 @@ def tell(strategy: OptunaStrategy, config: Config) -> None:
     strategy.done(server)
 
 
-def test_samplers_of_optuna_ask_again_for_what_was_lost_with_its_host() -> None:
-    for name in SAMPLERS:
-        strategy = OptunaStrategy(SPACE, name, Limits(), 0)
-        first, second = ask(strategy), ask(strategy)
-        assert first == SPACE.baseline and second is not None
-        strategy.done(SPACE.split(second)[0])
-        assert ask(strategy) == second, name
-        strategy.done(BASE)
-        assert ask(strategy) == first, name
-        states = [t.state.name for t in strategy.study.trials]
-        assert states.count("RUNNING") == 2 and states.count("WAITING") == 0
+def test_optuna_samplers_keep_several_trials_apart() -> None:
+    strategy = OptunaStrategy(SPACE, "tpe", Limits(), 0)
+    configs = [ask(strategy) for _ in range(3)]
+    for config in reversed(configs):
+        assert config is not None
+        tell(strategy, config)
+    assert [t.state.name for t in strategy.study.trials] == ["COMPLETE"] * 3
 
 
-def test_a_grid_leaves_no_cell_out_whose_server_part_runs_elsewhere_or_is_lost() -> None:
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_optuna_samplers_ask_again_for_a_launch_lost_with_its_host(name: str) -> None:
+    strategy = OptunaStrategy(SPACE, name, Limits(), 0)
+    first, second = ask(strategy), ask(strategy)
+    assert first == SPACE.baseline and second is not None
+    strategy.done(SPACE.split(second)[0])
+    assert ask(strategy) == second
+    strategy.done(BASE)
+    assert ask(strategy) == first
+    states = [t.state.name for t in strategy.study.trials]
+    assert states.count("RUNNING") == 2 and states.count("WAITING") == 0
+
+
+def test_a_grid_leaves_no_cell_out_when_its_server_part_runs_or_is_lost() -> None:
     strategy = OptunaStrategy(SPACE, "grid", Limits(), 0)
     running: list[Config] = []
     seen: list[str] = []
@@ -292,7 +269,7 @@ def test_a_grid_leaves_no_cell_out_whose_server_part_runs_elsewhere_or_is_lost()
     assert lost == 3 and len(seen) == len(set(seen)) == 48
 
 
-def test_a_large_memory_is_asked_through_a_choice_of_it() -> None:
+def test_a_large_study_is_reduced_to_its_informative_observations() -> None:
     from autotune.search import observations as memory
 
     strategy = LaunchAware(SPACE, Limits())
@@ -302,19 +279,19 @@ def test_a_large_memory_is_asked_through_a_choice_of_it() -> None:
     assert set(range(460, 500)) <= set(chosen) and min(chosen) == 0
     failures = [msgspec.structs.replace(CRASH, signature=f"v1-{i % 3}") for i in range(90)]
     for i, crash in enumerate(failures):
-        strategy.tell(Observation({**BASE, "c": (1, 2, 4, 8)[i % 4]}, None, crash, 20, 20, i))
+        crashed(strategy, {**BASE, "c": (1, 2, 4, 8)[i % 4]}, crash, i)
     kept = strategy.memory.evidence()
     assert len(kept) == 3 * memory.OF_ONE_KIND and [f.trial for f in kept] == sorted(f.trial or 0 for f in kept)
 
 
-def test_facts_of_a_memory_are_those_of_its_servers() -> None:
+def test_arrays_of_observations_agree_with_the_servers() -> None:
     from autotune.search.observations import Observations
 
     strategy = LaunchAware(SPACE, Limits())
     memory: Observations = strategy.memory
     rows = memory.grid.servers(np.random.default_rng(0))
     assert memory.passed().shape == memory.crashed().shape == (0, 3) and memory.served().shape == (0, 4)
-    for i, row in enumerate(np.concatenate([rows, rows[::-1]] * 2)):  # more than the first room for rows, and repeats
+    for i, row in enumerate(np.concatenate([rows, rows[::-1]] * 2)):  # more rows than the first allocation, and repeats
         server = memory.grid.server(row)
         crash = i % 3 == 0
         strategy.tell(Observation(server, None if crash else {"concurrency": (1, 64)[i % 2]},

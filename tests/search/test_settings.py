@@ -1,4 +1,4 @@
-"""What study.strategy and study.warm_start of the settings make, on the spaces that are shipped."""
+"""study.strategy and study.warm_start of the settings, on a packaged space."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def test_study_strategy_names_the_strategy(name: str) -> None:
     assert strategy.limits.launches == 3 and strategy.limits.hours is None
 
 
-def test_a_warm_start_that_is_missing_is_refused_before_anything_runs(tmp_path: pathlib.Path) -> None:
+def test_a_missing_warm_start_is_refused_before_anything_runs(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UsageError, match="warm_start"):
         make_strategy(load(["+space=b300", f"study.warm_start=[{tmp_path}]"]))
 
 
-def test_a_sampler_that_learns_nothing_from_a_warm_start_says_so(tmp_path: pathlib.Path) -> None:
+def test_a_warm_start_of_a_sampler_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UsageError, match="study.strategy=tpe learns nothing from study.warm_start"):
         make_strategy(load(["+space=b300", "study.strategy=tpe", f"study.warm_start=[{tmp_path}]"]))
 
 
-def test_the_large_space_with_conditions_and_rules_is_searched_within_its_rules() -> None:
+def test_proposals_obey_the_conditions_and_rules_of_a_large_space() -> None:
     settings = load(["+space=b300"])
     space, strategy, seen = settings.space, make_strategy(settings), set()
     for i in range(5):

@@ -1,4 +1,4 @@
-"""What the default strategy does, over whole simulated studies and step by step."""
+"""The default strategy, over whole simulated studies and step by step."""
 
 from __future__ import annotations
 
@@ -49,11 +49,15 @@ def crash(blame: Blame = Blame.CONFIG, stage: Stage = Stage.LOAD, signature: str
 
 
 def answer(strategy: LaunchAware, step: Launch, value: float) -> None:
-    """Every load part that the strategy wants on this launch gives `value`."""
+    """Measure `value` under every load part that the strategy asks for on this launch."""
     launch_s = 300.0
     while (load := strategy.next_load(step.server)) is not None:
         strategy.tell(Observation(step.server, load, Measured(value, relative_noise=0.005), launch_s + 40, launch_s))
         launch_s = 0.0
+
+
+def failed(strategy: LaunchAware, server: Config, crash: Crash) -> None:
+    strategy.tell(Observation(server, None, crash, 100.0, 100.0))
 
 
 def launched(strategy: LaunchAware) -> Launch:
@@ -64,19 +68,18 @@ def launched(strategy: LaunchAware) -> Launch:
 
 def test_the_baseline_comes_first_and_under_its_own_load() -> None:
     strategy = LaunchAware(table([]).space)
-    step = launched(strategy)
-    assert step.server == {"mode": "a", "graphs": True, "fused": False, "depth": 4}
-    assert strategy.next_load(step.server) == {"concurrency": 32}
+    assert launched(strategy).server == {"mode": "a", "graphs": True, "fused": False, "depth": 4}
+    assert strategy.next_load(launched(strategy).server) == {"concurrency": 32}
 
 
-def test_a_study_where_everything_crashes_ends_for_that_reason() -> None:
+def test_a_study_in_which_every_launch_crashes_ends_for_that_reason() -> None:
     found, strategy = run(table([{"when": {}}]))
     assert found.stop is not None and found.stop.kind is StopKind.CRASHES
     assert found.crashed == found.launches <= 20
     assert strategy.best() is None
 
 
-def test_a_study_whose_baseline_is_best_ends_saying_so() -> None:
+def test_a_study_with_the_best_baseline_ends_with_that_reason() -> None:
     worse = [{"when": {"mode": "b"}, "times": 0.8}, {"when": {"fused": True}, "times": 0.9},
              {"when": {"concurrency": 64}, "times": 0.7}]
     found, _ = run(table([], worse))
@@ -85,7 +88,7 @@ def test_a_study_whose_baseline_is_best_ends_saying_so() -> None:
     assert found.final_share == pytest.approx(1.0)
 
 
-def test_a_choice_that_always_crashes_is_given_up_with_the_whole_sum_written_down() -> None:
+def test_a_choice_that_always_crashes_is_closed_by_a_complete_pivot() -> None:
     stubborn = table([{"when": {"mode": "b", "fused": True}, "stage": "graph_capture"}, {"when": {"mode": "b"}}])
     found, strategy = run(stubborn)
     closed = [p for p in strategy.pivots() if p.action == "close" and p.region == {"mode": ("b",)}]
@@ -98,18 +101,18 @@ def test_a_choice_that_always_crashes_is_given_up_with_the_whole_sum_written_dow
     assert found.crashed <= 4 and found.final_share > 0.98
 
 
-def test_a_choice_that_comes_up_and_dies_at_its_first_request_is_given_up_in_writing_too() -> None:
+def test_a_choice_that_crashes_at_its_first_request_is_closed_by_a_pivot() -> None:
     healthy = table([{"when": {"mode": "b"}, "stage": "serving", "log": "segfault", "after_s": 0}],
                     [{"when": {"depth": 8}, "times": 1.5}])
     found, strategy = run(healthy)
-    told = [p for p in strategy.pivots() if p.region == {"mode": ("b",)}]
-    assert [p.action for p in told] == ["close"], found.stop
-    assert told[0].belief > 0.5 and told[0].chance < 0.2 and told[0].upper_gain > 0
-    assert told[0].signatures == ("segfault",) and "a launch with mode=b is measured" in told[0].reopens_when
+    pivots = [p for p in strategy.pivots() if p.region == {"mode": ("b",)}]
+    assert [p.action for p in pivots] == ["close"], found.stop
+    assert pivots[0].belief > 0.5 and pivots[0].chance < 0.2 and pivots[0].upper_gain > 0
+    assert pivots[0].signatures == ("segfault",) and "a launch with mode=b is measured" in pivots[0].reopens_when
     assert found.crashed <= 3 and found.final_share > 0.98
 
 
-def test_a_server_that_dies_of_its_readiness_request_is_given_up_as_one_that_never_came_up() -> None:
+def test_a_crash_at_the_readiness_request_closes_a_region_like_a_failed_start() -> None:
     strategy = LaunchAware(table([]).space)
     dead: list[Config] = []
     while isinstance(step := strategy.propose(), Launch) and len(dead) < 5:
@@ -119,21 +122,20 @@ def test_a_server_that_dies_of_its_readiness_request_is_given_up_as_one_that_nev
         else:
             answer(strategy, step, 100.0 + (step.server["depth"] == 8))
     assert len(dead) in (1, 2) and dead[:1] != dead[1:]
-    told = [p for p in strategy.pivots() if p.action == "close"]
-    assert [p.region for p in told] == [{"mode": ("b",)}] and "a launch with mode=b comes up" in told[0].reopens_when
+    (closed,) = [p for p in strategy.pivots() if p.action == "close"]
+    assert closed.region == {"mode": ("b",)} and "a launch with mode=b comes up" in closed.reopens_when
 
 
-def test_a_choice_that_dies_under_one_load_only_is_not_given_up() -> None:
+def test_a_choice_that_crashes_under_one_load_only_stays_open() -> None:
     heavy = table([{"when": {"mode": "b", "concurrency": 64}, "stage": "serving", "log": "oom", "after_s": 0}],
                   [{"when": {"mode": "b"}, "times": 4.0}])
     found, strategy = run(heavy)
     assert found.final_share > 0.98
-    told = [p.action for p in strategy.pivots() if p.region == {"mode": ("b",)}]
-    assert told in ([], ["close", "reopen"])
+    assert [p.action for p in strategy.pivots() if p.region == {"mode": ("b",)}] in ([], ["close", "reopen"])
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_region_whose_first_neighbours_crash_is_not_given_up_in_haste(seed: int) -> None:
+def test_a_region_stays_open_after_the_first_crashes_in_it(seed: int) -> None:
     trap = table([{"when": {"mode": "b", "graphs": True}, "stage": "graph_capture"}, {"when": {"fused": True}}],
                  [{"when": {"mode": "b"}, "times": 1.6}])
     found, _ = run(trap, seed)
@@ -141,42 +143,34 @@ def test_a_region_whose_first_neighbours_crash_is_not_given_up_in_haste(seed: in
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_layout_that_pays_only_where_others_break_the_limit_is_found(seed: int) -> None:
+def test_a_layout_that_is_best_only_under_a_limit_is_found(seed: int) -> None:
     found, _ = run(Table.load(TABLES / "layout_and_load.yaml"), seed)
     assert found.final_share >= 0.94
 
 
-def test_a_feature_that_this_host_lacks_costs_one_launch_and_no_confirmation() -> None:
-    lacking = table([{"when": {"fused": True}, "stage": "nccl_init", "log": "fused_multicast_unsupported"}],
-                    [{"when": {"mode": "b"}, "times": 1.2}])
+@pytest.mark.parametrize("factors", [[{"when": {"mode": "b"}, "times": 1.2}], []])
+def test_a_feature_that_the_host_lacks_costs_one_launch_and_is_not_probed_again(factors: list[dict[str, Any]]) -> None:
+    lacking = table([{"when": {"fused": True}, "stage": "nccl_init", "log": "fused_multicast_unsupported"}], factors)
     found, strategy = run(lacking, blame=Blame.ENVIRONMENT)
     with_it = [s for s in strategy.memory.servers.values() if strategy.grid.server(s.row)["fused"] is True]
-    assert sum(s.launches for s in with_it) == 1 == found.crashed
-    assert found.final_share >= 0.98
-    baseline = strategy.memory.servers[strategy.memory.key(launched(LaunchAware(lacking.space)).server)]
-    assert baseline.launches == 1
+    assert sum(s.launches for s in with_it) == 1 == found.crashed and found.final_share >= 0.98
+    assert strategy.memory.servers[strategy.memory.key(launched(LaunchAware(lacking.space)).server)].launches == 1
+    if not factors:
+        (closed,) = [p for p in strategy.pivots() if p.region == {"fused": (True,)}]
+        assert closed.action == "close" and "this host lacks it" in closed.reason
+        assert closed.reopens_when == "the host is repaired and a launch with fused=True comes up"
 
 
-def test_a_feature_whose_lack_the_crash_names_is_not_probed_again_even_when_nothing_else_gains() -> None:
-    lacking = table([{"when": {"fused": True}, "stage": "nccl_init", "log": "fused_multicast_unsupported"}], [])
-    found, strategy = run(lacking, blame=Blame.ENVIRONMENT)
-    assert found.crashed == 1
-    closed = [p for p in strategy.pivots() if p.region == {"fused": (True,)}]
-    assert [p.action for p in closed] == ["close"] and "this host lacks it" in closed[0].reason
-    assert closed[0].reopens_when == "the host is repaired and a launch with fused=True comes up"
-
-
-def test_the_last_good_configuration_is_launched_again_when_the_host_itself_is_in_doubt() -> None:
+def test_a_suspected_host_is_checked_with_the_last_good_configuration() -> None:
     strategy = LaunchAware(table([]).space)
     first = launched(strategy)
     answer(strategy, first, 1.0)
     strategy.tell(Observation({"mode": "b", "graphs": False, "fused": False, "depth": 4}, {"concurrency": 32},
                               Measured(1.0), 340.0, 300.0))
-    strategy.tell(Observation({"mode": "b", "graphs": True, "fused": False, "depth": 4}, None,
-                              crash(Blame.ENVIRONMENT), 100.0, 100.0))
+    failed(strategy, {"mode": "b", "graphs": True, "fused": False, "depth": 4}, crash(Blame.ENVIRONMENT))
     again = launched(strategy)
     assert again.intent == "confirm"
-    strategy.tell(Observation(again.server, None, crash(Blame.ENVIRONMENT), 100.0, 100.0))
+    failed(strategy, again.server, crash(Blame.ENVIRONMENT))
     stop = strategy.propose()
     assert isinstance(stop, Stop) and stop.kind is StopKind.HOST
 
@@ -185,14 +179,14 @@ def test_a_transient_crash_earns_one_retry_and_then_counts() -> None:
     strategy = LaunchAware(table([]).space)
     answer(strategy, launched(strategy), 1.0)
     step = launched(strategy)
-    strategy.tell(Observation(step.server, None, crash(Blame.TRANSIENT), 100.0, 100.0))
+    failed(strategy, step.server, crash(Blame.TRANSIENT))
     retry = launched(strategy)
     assert (retry.server, retry.intent) == (step.server, "retry")
-    strategy.tell(Observation(step.server, None, crash(Blame.TRANSIENT), 100.0, 100.0))
+    failed(strategy, step.server, crash(Blame.TRANSIENT))
     assert launched(strategy).server != step.server
 
 
-def test_launches_that_run_elsewhere_are_never_proposed_again() -> None:
+def test_pending_launches_are_never_proposed_again() -> None:
     strategy = LaunchAware(table([]).space)
     seen: list[Any] = []
     for _ in range(12):
@@ -202,33 +196,33 @@ def test_launches_that_run_elsewhere_are_never_proposed_again() -> None:
         strategy.pending(step.server)
 
 
-def test_telling_the_same_story_again_resumes_the_search() -> None:
+def test_the_same_observations_resume_the_search() -> None:
     strategy, other = (LaunchAware(table([]).space, Limits(), 3) for _ in range(2))
     for value in (1.0, 1.1, 0.9, 1.05):
         step = launched(strategy)
         load = strategy.next_load(step.server)
-        told = Observation(step.server, load, Measured(value, relative_noise=0.01), 340.0, 300.0)
-        strategy.tell(told)
-        other.tell(told)
+        observation = Observation(step.server, load, Measured(value, relative_noise=0.01), 340.0, 300.0)
+        strategy.tell(observation)
+        other.tell(observation)
     assert launched(other).server == launched(strategy).server
 
 
 @pytest.mark.parametrize(("limits", "kind"), [(Limits(launches=1), StopKind.LAUNCHES), (Limits(hours=0.05),
                          StopKind.HOURS), (Limits(gain=0.9), StopKind.GAIN)])
-def test_every_stop_says_which_rule_ended_the_search(limits: Limits, kind: StopKind) -> None:
+def test_every_stop_names_the_rule_that_ended_the_search(limits: Limits, kind: StopKind) -> None:
     strategy = LaunchAware(table([]).space, limits)
     simulate(table([]), strategy, 0, 8.0)
     stop = strategy.propose()
     assert isinstance(stop, Stop) and stop.kind is kind and stop.reason
 
 
-def test_a_server_that_comes_up_once_and_then_never_again_is_left_alone() -> None:
+def test_a_server_that_came_up_once_and_then_crashed_twice_is_not_proposed_again() -> None:
     strategy = LaunchAware(table([]).space)
     answer(strategy, launched(strategy), 1.0)
     server = launched(strategy).server
     strategy.tell(Observation(server, {"concurrency": 64}, crash(stage=Stage.SERVING), 340.0, 300.0))
     for _ in range(2):
-        strategy.tell(Observation(server, None, crash(), 100.0, 100.0))
+        failed(strategy, server, crash())
     for _ in range(8):
         step = launched(strategy)
         assert step.server != server
@@ -247,10 +241,10 @@ def calibration(tables: range, launches: int) -> dict[int, list[tuple[float, boo
 
 
 def assert_calibrated(bins: dict[int, list[tuple[float, bool]]]) -> None:
-    for told in bins.values():
-        stated, came_up = statistics.mean(c for c, _ in told), statistics.mean(up for _, up in told)
-        allowed = 0.08 + 2 * (stated * (1 - stated) / len(told)) ** 0.5
-        assert abs(stated - came_up) <= allowed, (stated, came_up, len(told))
+    for forecasts in bins.values():
+        stated, came_up = statistics.mean(c for c, _ in forecasts), statistics.mean(up for _, up in forecasts)
+        allowed = 0.08 + 2 * (stated * (1 - stated) / len(forecasts)) ** 0.5
+        assert abs(stated - came_up) <= allowed, (stated, came_up, len(forecasts))
 
 
 def test_stated_chances_of_launches_match_how_often_they_come_up() -> None:

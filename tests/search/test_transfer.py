@@ -1,4 +1,4 @@
-"""Beliefs of a space and past studies steer the search, and are given up when they are wrong."""
+"""Beliefs of a space and past studies steer the search, and lose weight when they are wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from autotune.records import Blame, Crash, Energy, Measurement, Score, Stage, UsageError
+from autotune.records import Blame, Config, Crash, Energy, Measurement, Score, Stage, UsageError, Value
 from autotune.search.protocol import Launch, Limits, Measured, Observation
 from autotune.search.strategy import LaunchAware
 from autotune.search.transfer import past_observations
@@ -32,61 +32,51 @@ def second_launch(space: Space) -> Launch:
     return step
 
 
-def test_what_an_expert_believes_is_tried_first_and_what_he_warns_of_is_not() -> None:
-    space = table([]).space
-    hopeful = dataclasses.replace(space, belief={"mode": {"c": (1.3, 1.6), "b": (0.4, 0.5)}})
-    fearful = dataclasses.replace(space, belief={"mode": {"c": (0.4, 0.5), "b": (1.3, 1.6)}})
-    assert second_launch(hopeful).server["mode"] == "c"
-    assert second_launch(fearful).server["mode"] == "b"
+def test_beliefs_of_the_space_decide_the_second_launch() -> None:
+    for good, bad in ("cb", "bc"):
+        belief: dict[str, dict[Value, tuple[float, float]]] = {"mode": {good: (1.3, 1.6), bad: (0.4, 0.5)}}
+        assert second_launch(dataclasses.replace(table([]).space, belief=belief)).server["mode"] == good
 
 
-def watched(factors: list[dict[str, object]]) -> list[Observation]:
-    """Everything that a finished study on such a table was told."""
-    told: list[Observation] = []
+def finished(factors: list[dict[str, object]]) -> list[Observation]:
+    """All observations of a finished study on such a table."""
+    observations: list[Observation] = []
 
     class Recorded(LaunchAware):
         def tell(self, observation: Observation) -> None:
-            told.append(observation)
+            observations.append(observation)
             super().tell(observation)
 
     of = table([{"when": {"mode": "c"}}], factors)
     simulate(of, Recorded(of.space, Limits(), 1), 1, 8.0)
-    return told
+    return observations
 
 
-def test_a_past_study_that_predicts_well_leads_straight_to_the_optimum() -> None:
+def test_a_good_past_study_leads_straight_to_the_optimum_and_a_misleading_one_does_not_hide_it() -> None:
     of = table([{"when": {"mode": "c"}}], BETTER)
-    strategy = LaunchAware(of.space, Limits(), 0, watched(BETTER))
-    found = simulate(of, strategy, 0, 8.0)
-    step = found.reached(0.98)
-    assert step is not None and step.launches <= 3
-    assert found.crashed == 0
-    report = strategy.past_report()
-    assert report is not None and "off by" in report
-
-
-def test_a_past_study_that_misleads_counts_less_and_does_not_hide_the_optimum() -> None:
-    of = table([{"when": {"mode": "c"}}], BETTER)
-    trust, told = [], []
-    for past in (watched(BETTER), watched(WORSE)):
-        strategy = LaunchAware(of.space, Limits(), 0, past)
-        assert simulate(of, strategy, 0, 8.0).final_share >= 0.98
+    trust, errors = [], []
+    for past in (BETTER, WORSE):
+        strategy = LaunchAware(of.space, Limits(), 0, finished(past))
+        found = simulate(of, strategy, 0, 8.0)
+        assert found.final_share >= 0.98
+        if past is BETTER:
+            step = found.reached(0.98)
+            assert step is not None and step.launches <= 3 and found.crashed == 0
         report = strategy.past_report()
         assert strategy.past is not None and report is not None
         error = strategy.past.error(strategy.memory.measurements())
         assert error is not None and f"off by {math.expm1(error):.0%}" in report
         trust.append(strategy._prior.trust)
-        told.append(error)
-    assert trust[1] < trust[0] and told[1] > 3 * told[0]
+        errors.append(error)
+    assert trust[1] < trust[0] and errors[1] > 3 * errors[0]
 
 
-def test_past_choices_that_this_space_lacks_are_left_out() -> None:
+def test_past_observations_outside_this_space_are_left_out() -> None:
     space = table([]).space
-    strange = Observation({"mode": "z", "graphs": True, "fused": False, "depth": 4}, {"concurrency": 8},
-                          Measured(1.0), 1.0, 1.0)
-    more = Observation({"mode": "b", "graphs": True, "fused": False, "depth": 4, "else": 1}, {"concurrency": 8},
-                       Measured(1.0), 1.0, 1.0)
-    strategy = LaunchAware(space, past=[strange, more])
+    server: Config = {"mode": "b", "graphs": True, "fused": False, "depth": 4}
+    past = [Observation({**server, **change}, {"concurrency": 8}, Measured(1.0), 1.0, 1.0)
+            for change in ({"mode": "z"}, {"else": 1})]
+    strategy = LaunchAware(space, past=past)
     assert strategy.past is not None and (strategy.past.told, strategy.past.used) == (2, 1)
 
 
@@ -98,16 +88,16 @@ def test_a_stored_study_is_read_with_its_crashes_and_relative_values(tmp_path: p
     study.tell(good, measured, Score(2.0), cost_s=340.0, launch_s=300.0)
     bad = study.ask({**space.baseline, "mode": "b"}, 2)
     study.tell(bad, Crash("oom", Stage.LOAD, Blame.CONFIG, "s1", "x"), None, cost_s=100.0, launch_s=100.0)
-    told = past_observations([str(tmp_path)], space, "tokens_per_joule")
-    assert [type(o.outcome) for o in told] == [Measured, Crash]
-    assert isinstance(told[0].outcome, Measured) and told[0].outcome.value == pytest.approx(1.0)
-    assert told[1].server["mode"] == "b" and told[1].load is None
+    past = past_observations([str(tmp_path)], space, "tokens_per_joule")
+    assert [type(o.outcome) for o in past] == [Measured, Crash]
+    assert isinstance(past[0].outcome, Measured) and past[0].outcome.value == pytest.approx(1.0)
+    assert past[1].server["mode"] == "b" and past[1].load is None
     other = past_observations([sqlite_url(tmp_path)], space, "tokens_per_s")
     assert isinstance(other[0].outcome, Measured) and other[0].outcome.value is None
     assert isinstance(other[1].outcome, Crash)
 
 
-def test_a_warm_start_that_is_not_there_is_said_in_a_line(tmp_path: pathlib.Path) -> None:
+def test_a_missing_or_broken_warm_start_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UsageError, match="study.warm_start: no study in"):
         past_observations([str(tmp_path / "nowhere")], table([]).space, "tokens_per_joule")
     broken = tmp_path / "study.db"

@@ -1,19 +1,29 @@
-"""Files in a study's folder are ours alone: nothing is written through a link that somebody left there."""
+"""Files of a study: nothing is written through a link, and no pipe or device is waited for or read without end."""
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
+from autotune.config.compose import load, space_files
+from autotune.engine.orphans import end_orphans
 from autotune.engine.supervisor import BoundedLog
-from autotune.records import AutotuneError
+from autotune.measure.correctness import AgreementSettings, Gate
+from autotune.records import AutotuneError, UsageError
 from autotune.storage.locks import StudyLock
-from autotune.utils.files import append_line, fresh, write_text
+from autotune.storage.schema import read_pivots
+from autotune.tuning.worker import share_references
+from autotune.utils.files import append_line, fresh, read_plain, write_text
 from autotune.utils.redact import Redactor
+from tests.loadgen.harness import BUILTIN
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -28,19 +38,17 @@ def intact(link: pathlib.Path) -> bool:
     return (link.parent / "precious").read_text() == "mine\n"
 
 
-def test_what_is_written_anew_takes_the_place_of_a_link(link: pathlib.Path) -> None:
-    log = BoundedLog(link, 1 << 20, Redactor())
-    log.write(b"a line\n")
-    log.close()
-    assert link.read_text() == "a line\n" and not link.is_symlink() and intact(link)
-    link.unlink()
-    link.symlink_to("precious")
-    fresh(link).write_text("new")
-    assert link.read_text() == "new" and intact(link)
-    link.unlink()
-    link.symlink_to("precious")
-    write_text(link, "whole")
-    assert link.read_text() == "whole" and intact(link)
+def test_a_file_that_is_written_anew_takes_the_place_of_a_link(link: pathlib.Path) -> None:
+    def logged(path: pathlib.Path, text: str) -> None:
+        log = BoundedLog(path, 1 << 20, Redactor())
+        log.write(text.encode())
+        log.close()
+
+    for write in (logged, lambda path, text: fresh(path).write_text(text), write_text):
+        write(link, "new\n")
+        assert link.read_text() == "new\n" and not link.is_symlink() and intact(link)
+        link.unlink()
+        link.symlink_to("precious")
 
 
 def test_what_is_added_to_a_file_is_not_added_through_a_link(link: pathlib.Path) -> None:
@@ -76,3 +84,49 @@ def test_a_studys_lock_that_is_a_link_is_one_line_and_stays(link: pathlib.Path) 
                           capture_output=True, text=True, cwd=link.parent, timeout=100)
     assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert "lock is a link: remove it" in done.stderr and intact(link)
+
+
+KINDS: dict[str, Callable[[pathlib.Path], None]] = {
+    "a pipe": os.mkfifo, "a device": lambda path: path.symlink_to("/dev/zero"), "a folder": lambda path: path.mkdir()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_is_no_text_no_space_and_no_record(tmp_path: pathlib.Path, kind: str) -> None:
+    launch, spaces = tmp_path / "launches" / "0001", tmp_path / "spaces"
+    (spaces / "engine").mkdir(parents=True)
+    launch.mkdir(parents=True)
+    for path in (tmp_path / "x", launch / "owner.json", spaces / "odd.yaml", spaces / "engine" / "odd.yaml",
+                 tmp_path / "pivots.jsonl", tmp_path / "agreement.json"):
+        KINDS[kind](path)
+    with pytest.raises(OSError):
+        read_plain(tmp_path / "x")
+    assert end_orphans(tmp_path) == [] and "odd" not in space_files([str(spaces)])
+    with pytest.raises(AutotuneError, match="pivots.jsonl cannot be read .*: remove it"):
+        read_pivots(tmp_path)
+    gate = Gate(tmp_path / "agreement.json", AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0), BUILTIN)
+    assert gate.references() == []
+    with pytest.raises(UsageError, match="there is no space 'odd'"):
+        load(["+space=odd"], [str(spaces)])
+    told = subprocess.run([sys.executable, "-m", "autotune", "--help", "--spaces", str(spaces)], capture_output=True,
+                          text=True, timeout=120, cwd=ROOT, check=True).stdout
+    assert "local" in told and "odd" not in told
+
+
+def test_a_file_that_is_far_too_large_is_refused_without_being_read(tmp_path: pathlib.Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(OSError) as error:
+        read_plain(tmp_path / "sparse", most_bytes=1 << 20)
+    assert error.value.errno == errno.EFBIG
+
+
+def test_outputs_of_the_baseline_that_are_no_file_are_not_shared(tmp_path: pathlib.Path) -> None:
+    class Nothing:
+        def attrs(self) -> dict[str, object]:
+            return {}
+
+        def set_attr(self, name: str, value: object) -> None:
+            raise AssertionError(name)
+
+    os.mkfifo(tmp_path / "agreement.json")
+    share_references(Nothing(), tmp_path / "agreement.json")  # type: ignore[arg-type]

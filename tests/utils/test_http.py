@@ -160,7 +160,7 @@ def test_plain_json_can_be_written_whatever_it_was(value: Any) -> None:
     assert plain(made) == made
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(ODD)
 def test_readers_of_any_object_give_their_type_or_a_bad_answer(value: dict[str, Any]) -> None:
     readers: list[tuple[Callable[[dict[str, Any]], Any], type]] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import shlex
+import time
 import tracemalloc
 from urllib.parse import quote, quote_plus
 
@@ -183,15 +184,17 @@ HOSTILE = ["a", "=", ":", "token=", "token='", 'token="', "api_key: {", "\\", '\
 def test_a_long_hostile_line_takes_linear_time(begin: str) -> None:
     clean = Redactor(["known'value", 'ano"ther'])
     for unit in HOSTILE:
-        line = (begin + unit * (1 << 16))[:1 << 16]  # quadratic time would take minutes, exponential time for ever
+        line = (begin + unit * (1 << 15))[:1 << 15]
+        began = time.process_time()
         assert len(clean.text(line)) <= 2 * len(line)
+        assert time.process_time() - began < 3, unit  # linear: below 0.1 s
 
 
 def test_names_of_any_length_are_not_kept() -> None:
     tracemalloc.start()
     try:
-        for number in range(20):
-            Redactor().text(f"{number}{'a' * (1 << 20)}=x\n")
-        assert tracemalloc.get_traced_memory()[0] < 16 << 20
+        for number in range(8):
+            Redactor().text(f"{number}{'a' * (1 << 18)}=x\n")
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
     finally:
         tracemalloc.stop()

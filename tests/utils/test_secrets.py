@@ -131,67 +131,52 @@ def secrets(text: str) -> list[str]:
     return sorted({lower[i:i + 15] for i in at if lower[i + 6:i + 8].isdigit()})
 
 
-def test_a_private_key_that_comes_line_by_line_is_hidden(tmp_path: pathlib.Path) -> None:
-    log = BoundedLog(tmp_path / "server.log", 1 << 20, Redactor())
-    for line in ("before", "-----BEGIN RSA PRIVATE KEY-----", "canary17privatekeyline", "-----END RSA PRIVATE KEY-----",
-                 "after"):
-        log.write(f"[12:00:00] {line}\n".encode())
+def written(folder: pathlib.Path, data: bytes, size: int, *secrets: str) -> bytes:
+    """The bounded log of `data` that came in pieces of `size` bytes; what waits meanwhile is bounded, too."""
+    log = BoundedLog(folder / "server.log", 1 << 20, Redactor(secrets))
+    for at in range(0, len(data), size):
+        log.write(data[at:at + size])
+        assert len(log.rest) < 2 * 65536
     log.close()
-    text = (tmp_path / "server.log").read_text()
-    assert "canary" not in text and "before" in text and "after" in text
-
-
-@pytest.mark.parametrize("before", [65536 - 20, 65536 + 8192 - 30, 65536 + 8192 - 12, 131072, 200_000])
-@pytest.mark.parametrize("said", ["canary-secret value", "password=canary-hunter2", "\u00e9\u00e9 canary-secret value"])
-def test_a_line_without_end_is_not_cut_within_a_secret(tmp_path: pathlib.Path, before: int, said: str) -> None:
-    data = b"x" * before + b" " + said.encode() + b" " + b"y" * 100_000
-    for size in (65536, 30_000, len(data)):
-        log = BoundedLog(tmp_path / "server.log", 1 << 20, Redactor(["canary-secret value"]))
-        for at in range(0, len(data), size):
-            log.write(data[at:at + size])
-            assert len(log.rest) <= 65536 + 8192
-        log.close()
-        text = (tmp_path / "server.log").read_bytes()
-        assert b"canary" not in text and text.count(b"[redacted]") == 1
-        assert text.startswith(b"x" * before) and text.endswith(b"y" * 100_000)
+    return (folder / "server.log").read_bytes()
 
 
 SECRET = "canary18 with 'blanks' and a long tail that no part of may be seen"
+VISIBLE = re.compile(rb"canary|blanks|tail|part of|yyy|key")
+
+
+def test_a_private_key_that_comes_line_by_line_is_hidden(tmp_path: pathlib.Path) -> None:
+    lines = (b"before", b"-----BEGIN RSA PRIVATE KEY-----", b"canary17privatekeyline",
+             b"-----END RSA PRIVATE KEY-----", b"after")
+    text = written(tmp_path, b"".join(b"[12:00:00] " + line + b"\n" for line in lines), 40)
+    assert b"canary" not in text and b"before" in text and b"after" in text
+
+
+@pytest.mark.parametrize("before", [65536 - 20, 65536 + 8192 - 30, 65536 + 8192 - 12, 200_000])
+def test_a_line_without_end_is_not_cut_within_a_secret(tmp_path: pathlib.Path, before: int) -> None:
+    for said in (b"canary-secret value", b"password=canary-hunter2", "\u00e9\u00e9 canary-secret value".encode()):
+        data = b"x" * before + b" " + said + b" " + b"y" * 100_000
+        for size in (65536, 30_000):
+            text = written(tmp_path, data, size, "canary-secret value")
+            assert b"canary" not in text and text.count(b"[redacted]") == 1
+            assert text.startswith(b"x" * before) and text.endswith(b"y" * 100_000)
 
 
 @pytest.mark.parametrize("said", [
     SECRET, f"HF_TOKEN='canary18 {'y' * 300}'", "hf_canary18" + "y" * 300,
     "-----BEGIN RSA PRIVATE KEY-----\\n" + "canary18key" * 300 + "-----END RSA PRIVATE KEY-----"])
-@pytest.mark.parametrize("offset", range(0, 5000, 617))
-def test_a_secret_in_a_line_that_never_ends_is_hidden_wherever_the_line_is_cut(said: str, offset: int,
-                                                                               tmp_path: pathlib.Path) -> None:
-    log = BoundedLog(tmp_path / "server.log", 1 << 20, Redactor([SECRET]))
-    line = ("x " * (32768 - 1500) + "x" * offset + f" {said} " + "z " * 40000).encode()
-    for at in range(0, len(line), 4096):
-        log.write(line[at:at + 4096])
-        assert len(log.rest) < 2 * 65536
-    log.close()
-    written = (tmp_path / "server.log").read_text()
-    assert "[redacted]" in written and not re.search(r"canary|blanks|tail|part of|yyy|key", written)
-    assert written.count("z") == 40000 and written.count("x") == line.count(b"x")
+def test_a_secret_in_a_line_that_never_ends_is_hidden_wherever_the_line_is_cut(tmp_path: pathlib.Path,
+                                                                               said: str) -> None:
+    for offset in range(0, 5000, 1234):
+        line = ("x " * (32768 - 1500) + "x" * offset + f" {said} " + "z " * 40000).encode()
+        text = written(tmp_path, line, 4096, SECRET)
+        assert b"[redacted]" in text and not VISIBLE.search(text)
+        assert text.count(b"z") == 40000 and text.count(b"x") == line.count(b"x")
 
 
-def test_a_line_that_is_nothing_but_a_secret_is_left_out_and_what_follows_it_is_not(tmp_path: pathlib.Path) -> None:
-    secret = "canary19" * 20000
-    log = BoundedLog(tmp_path / "server.log", 1 << 20, Redactor([secret]))
-    for _ in range(3):
-        for at in range(0, len(secret), 5000):
-            log.write(secret[at:at + 5000].encode())
-    log.write(b" end of it\nafter\n")
-    log.close()
-    written = (tmp_path / "server.log").read_text()
-    assert "canary" not in written and written.endswith("bytes of a long line left out here]\nafter\n")
-
-
-def test_a_line_that_never_ends_and_is_full_of_secrets_shows_no_part_of_one(tmp_path: pathlib.Path) -> None:
-    log = BoundedLog(tmp_path / "server.log", 1 << 20, Redactor([SECRET]))
+def test_a_line_that_is_nothing_but_secrets_shows_no_part_of_one_and_the_next_line_is_whole(
+        tmp_path: pathlib.Path) -> None:
+    text = written(tmp_path, b"canary19" * 60000 + b" end of it\nafter\n", 5000, "canary19" * 20000)
+    assert b"canary" not in text and text.endswith(b"bytes of a long line left out here]\nafter\n")
     line = f"{SECRET} and password=canary20canary20 ".encode() * 4000
-    for at in range(0, len(line), 4096):
-        log.write(line[at:at + 4096])
-    log.close()
-    assert not re.search(r"canary|blanks|tail|part of", (tmp_path / "server.log").read_text())
+    assert not VISIBLE.search(written(tmp_path, line, 4096, SECRET))

@@ -13,11 +13,9 @@ import torch
 from tokenizers import Tokenizer
 
 from autotune.config.compose import data_folder
-from autotune.ddtree import weights
-from autotune.ddtree.arguments import PACKAGED_MODEL
-from autotune.ddtree.model import Target
-from autotune.ddtree.shape import Shape
-from autotune.ddtree.train import continue_text
+from autotune.ddtree.arguments import PACKAGED_MODEL, Shape
+from autotune.ddtree.model import Target, load_weights
+from autotune.ddtree.passes import continue_text
 from autotune.engine.command import build
 from autotune.engine.random_model import write_model
 from autotune.engine.server import Server, free_port
@@ -46,7 +44,7 @@ def test_a_trained_draft_changes_no_token_of_the_exported_target(tmp_path: pathl
                                 "+space.params.dtype.choices=[float32]", "+space.baseline.dtype=float32")
     shape, tokenizer = Shape.load(PACKAGED_MODEL), Tokenizer.from_file(str(PACKAGED_MODEL / "tokenizer.json"))
     ids = tokenizer.encode(PROMPT).ids
-    whole = continue_text(Target(shape, weights.load(PACKAGED_MODEL)), shape, torch.tensor([ids]), 24, [0.0])
+    whole = continue_text(Target(shape, load_weights(PACKAGED_MODEL)), shape, torch.tensor([ids]), 24, [0.0])
     assert said == tokenizer.decode(whole[0, len(ids):].tolist())
     assert 1 <= accepted <= 4
 

@@ -7,8 +7,16 @@ import pathlib
 
 import pytest
 
-from autotune.measure.agreement import AgreementSettings, Output, collect, common_share, judge, poisson_tail, repeats
-from autotune.measure.correctness import Gate
+from autotune.measure.correctness import (
+    AgreementSettings,
+    Gate,
+    Output,
+    collect,
+    common_share,
+    compare,
+    poisson_tail,
+    repeats,
+)
 from autotune.records import UsageError
 from autotune.utils.http import BadAnswer
 from autotune.utils.redact import HIDDEN, Redactor
@@ -29,7 +37,7 @@ def outputs(folder: pathlib.Path, *arguments: str, api: str = "openai", runs: in
 def test_the_same_server_agrees_with_itself_through_both_interfaces(tmp_path: pathlib.Path) -> None:
     for api in ("openai", "sglang"):
         runs = outputs(tmp_path, api=api, runs=3)
-        verdict = judge(runs[0], runs[1:], SETTINGS)
+        verdict = compare(runs[0], runs[1:], SETTINGS)
         assert verdict.agreement == 1.0 and verdict.divergences == 0 and not verdict.wrong
         assert runs[0][0].tokens == 64
 
@@ -38,27 +46,27 @@ def test_batching_noise_is_not_wrong_and_corruption_is(tmp_path: pathlib.Path) -
     noise = ("--noise", "0.005")
     baselines = outputs(tmp_path / "b", *noise, runs=3)
     for i in range(3):
-        noisy = judge(outputs(tmp_path / f"n{i}", *noise)[0], baselines, SETTINGS)
+        noisy = compare(outputs(tmp_path / f"n{i}", *noise)[0], baselines, SETTINGS)
         assert noisy.divergences > 0 and not noisy.wrong and noisy.noise_per_token
-    corrupt = judge(outputs(tmp_path / "c", *noise, "--corrupt", "12")[0], baselines, SETTINGS)
+    corrupt = compare(outputs(tmp_path / "c", *noise, "--corrupt", "12")[0], baselines, SETTINGS)
     assert corrupt.reasons == ("diverges",) and corrupt.chance is not None and corrupt.chance < 0.001
     assert corrupt.agreement is not None and corrupt.agreement < 0.3
 
 
 def test_rare_corruption_of_a_quiet_server_is_caught(tmp_path: pathlib.Path) -> None:
     baselines = outputs(tmp_path / "b", runs=2)
-    assert judge(outputs(tmp_path / "c", "--corrupt", "60")[0], baselines, SETTINGS).wrong
+    assert compare(outputs(tmp_path / "c", "--corrupt", "60")[0], baselines, SETTINGS).wrong
 
 
 def test_loops_and_silence_are_caught_without_a_baseline_and_excused_when_it_has_them(tmp_path: pathlib.Path) -> None:
     looping = outputs(tmp_path, "--loop")[0]
-    assert judge(looping, [], SETTINGS).reasons == ("repeats",)
-    assert not judge(looping, [looping, looping], SETTINGS).wrong
+    assert compare(looping, [], SETTINGS).reasons == ("repeats",)
+    assert not compare(looping, [looping, looping], SETTINGS).wrong
     silent = [Output("  ", 64)] * 24
-    assert judge(silent, [], SETTINGS).reasons == ("empty",)
+    assert compare(silent, [], SETTINGS).reasons == ("empty",)
     fine = outputs(tmp_path)[0]
-    assert not judge(fine, [], SETTINGS).wrong
-    assert judge(looping, [fine, fine], SETTINGS).reasons == ("diverges", "repeats")
+    assert not compare(fine, [], SETTINGS).wrong
+    assert compare(looping, [fine, fine], SETTINGS).reasons == ("diverges", "repeats")
 
 
 @pytest.mark.parametrize(("text", "loops"), [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.loadgen.prompts import PromptSet, builtin_text, read_prompts
+from autotune.loadgen.requests import PromptSet, builtin_text, read_prompts
 from autotune.loadgen.spec import PromptSpec
 from autotune.records import UsageError
 from tests.loadgen.harness import BUILTIN
@@ -98,6 +98,7 @@ def test_odd_ends_of_lines_within_a_text_are_part_of_it(tmp_path: pathlib.Path) 
     '{"messages": [{"role": "user", "content": "x", "\\ud801": 1}]}',
     '{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}",
     '{"messages": [{"role": "user", "content": ' + "[" * 40 + "]" * 40 + "}]}",
+    '{"messages": [{"role": "user", "content": "x", "n": 1' + "0" * 30 + "}]}",
     '{"prompt": [1, -1]}', '{"prompt": [2147483648]}'])
 def test_what_could_not_be_sent_is_one_line_that_names_where(row: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "p.jsonl"

@@ -1,12 +1,12 @@
-"""Confirmation: finalists against the baseline in interleaved blocks, until decided.
+"""Sequential test of the finalists against the baseline, in interleaved blocks.
 
     confirmation = Confirmation("baseline", ["12", "7"], settings)
     while (key := confirmation.next()) is not None:
-        confirmation.add(key, objective of a new launch of key)      # None: crashed, invalid or over a limit
+        confirmation.add(key, objective_of_a_new_launch(key))        # None: crashed, invalid or over a limit
     decision = confirmation.decision()
 
-A round measures the baseline and every finalist still in play once, in turn forwards and backwards (A B B A ...), so
-that a drift of the machine cancels. Pure logic: what was measured before can be given to `add` again to resume.
+A round measures the baseline and every remaining finalist once, alternately forwards and backwards (A B B A ...), so
+that a drift of the machine cancels. Pure logic; `tuning/confirm.py` launches and measures. `replay` resumes a test.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Decision:
 
 
 class Confirmation:
-    """Which block comes next, and what has been decided so far.
+    """A sequential test: the next block, and the decision so far.
 
     The test: logarithms of the values, additive in configuration and round; the difference of two means then has
     variance 2 s^2 / n with the residual variance s^2 of that two-way layout (Scheffe 1959, chapter 4). A
@@ -73,7 +73,7 @@ class Confirmation:
             raise UsageError("confirm: the baseline and each finalist must be named once")
         self.baseline, self.finalists, self.settings = baseline, tuple(finalists), settings
         self._logs: dict[str, list[float]] = {key: [] for key in (baseline, *finalists)}
-        self._out: dict[str, str] = {}  # finalists no longer in play, and why
+        self._out: dict[str, str] = {}  # dropped finalists and their verdicts
         self._frozen: dict[str, Gain] = {}
         self._baseline_failures = 0
         self._winner: str | None = None

@@ -1,4 +1,4 @@
-"""Token streams: arrivals and counts."""
+"""Token streams and request bodies of every wire format."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.loadgen.http1 import Framing
-from autotune.loadgen.sse import TokenStream
+from autotune.loadgen.http1 import AnswerParser
+from autotune.loadgen.wire_formats import CHAT, COMPLETIONS, GENERATE, FinalCounts, TokenStream, WireFormat
 from autotune.utils.http import BadAnswer
 
 
@@ -27,32 +27,48 @@ USAGE = event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens":
 DONE = event(b"[DONE]")
 
 
-def read(*payloads: bytes) -> TokenStream:
-    stream = TokenStream()
+def read(*payloads: bytes, wire_format: WireFormat = COMPLETIONS) -> TokenStream:
+    stream = TokenStream(wire_format)
     for i, payload in enumerate(payloads):
-        stream.feed(payload, float(i))
+        stream.take([payload], float(i))
     return stream
+
+
+def chunks(*events: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
+
+
+def running(stream: TokenStream, parts: list[bytes]) -> AnswerParser:
+    """Parse parts of a running stream, each at a time of its own, as the load client does."""
+    parser = AnswerParser()
+    parser.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for i, part in enumerate(parts, 1):
+        rest = part[stream.skip_chunks(part, float(i)):] if parser.between_chunks else part
+        if rest and (pieces := parser.feed(rest)):
+            stream.take(pieces, float(i))
+    return parser
 
 
 def test_running_counts_say_how_many_tokens_each_event_brought() -> None:
     stream = read(completion("a", 1), completion("b c", 3), completion("d e", 5, "length"), USAGE, DONE)
     assert list(stream.times) == [0.0, 1.0, 2.0] and list(stream.counts) == [1, 3, 5] and stream.finished
-    assert stream.close() == {"completion_tokens": 5, "prompt_tokens": 7, "verify_steps": 3}
+    assert stream.close() == FinalCounts(5, 7, 3)
 
 
 def test_without_running_counts_events_are_stamped_and_the_final_count_is_kept() -> None:
     stream = read(completion("a"), completion("b"), completion("c") + completion("d", None, "length"), USAGE + DONE)
     assert list(stream.times) == [0.0, 1.0, 2.0, 2.0] and set(stream.counts) == {0}
-    assert stream.close()["completion_tokens"] == 5
+    assert stream.close().completion_tokens == 5
 
 
 def test_sglang_generate_counts_and_verify_steps_come_from_meta_info() -> None:
     def meta(text: str, count: int, reason: Any = None) -> bytes:
         return event({"text": text, "meta_info": {"finish_reason": reason, "prompt_tokens": 4, "spec_verify_ct": 2,
                                                   "completion_tokens": count}})
-    stream = read(meta("a", 1), meta("a b c", 3), meta("a b c", 3, {"type": "length"}), DONE)
+    stream = read(meta("a", 1), meta("a b c", 3), meta("a b c", 3, {"type": "length"}), DONE,
+                  wire_format=GENERATE)
     assert list(stream.counts) == [1, 3]
-    assert stream.close() == {"completion_tokens": 3, "prompt_tokens": 4, "verify_steps": 2}
+    assert stream.close() == FinalCounts(3, 4, 2)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.booleans(), st.booleans())
@@ -64,45 +80,46 @@ def test_tokens_are_the_same_however_the_bytes_arrive(sizes: list[int], counted:
     stream, at, turn = TokenStream(), 0, 0
     while at < len(whole):
         size = sizes[turn % len(sizes)]
-        stream.feed(whole[at:at + size], float(turn))
+        stream.take([whole[at:at + size]], float(turn))
         at, turn = at + size, turn + 1
-    assert len(stream.times) == 5 and stream.close()["completion_tokens"] == 5 and stream.finished
+    assert len(stream.times) == 5 and stream.close().completion_tokens == 5 and stream.finished
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=12), st.booleans(), st.integers(0, 12), st.booleans())
-def test_many_reads_taken_at_once_give_the_same_as_one_by_one(groups: list[int], counted: bool, split: int,
-                                                              error: bool) -> None:
+def test_skipped_chunks_give_the_same_end_as_chunks_taken_one_by_one(groups: list[int], counted: bool, split: int,
+                                                                     error: bool) -> None:
     events = [completion("tok", n if counted else None) for n in range(1, sum(groups) + 1)]
     if error:
         events[len(events) // 2] = event({"error": {"message": "lost"}})
-    chunks = [b"%x\r\n%b\r\n" % (len(e), e) for e in [*events, USAGE, DONE]] + [b"0\r\n\r\n"]
+    whole = [*(chunks(e) for e in [*events, USAGE, DONE]), b"0\r\n\r\n"]
     parts, at = [], 0
-    for size in [*groups, len(chunks)]:
-        parts.append(b"".join(chunks[at:at + size]))
+    for size in [*groups, len(whole)]:
+        parts.append(b"".join(whole[at:at + size]))
         at += size
     parts = [part for part in parts if part]
     if split < len(parts):
         middle = len(parts[split]) // 2
         parts[split:split + 1] = [parts[split][:middle], parts[split][middle:]]
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    stamps = [float(i) for i in range(len(parts))]
-    streams, framings = (TokenStream(), TokenStream()), (Framing(), Framing())
-    for stream, framing in zip(streams, framings, strict=True):
-        framing.feed(head)
-        stream.take(framing, parts[:1], stamps[:1])
-    streams[0].take(framings[0], parts[1:], stamps[1:])
-    for part, stamp in zip(parts[1:], stamps[1:], strict=True):
-        streams[1].take(framings[1], [part], [stamp])
-    assert framings[0].done and framings[1].done
-    assert streams[0].times == streams[1].times and streams[0].counts == streams[1].counts
-    assert streams[0].close() == streams[1].close()
-    assert streams[0].error == streams[1].error == ("lost" if error else None)
+    together, apart = TokenStream(), TokenStream()
+    assert running(together, parts).done and running(apart, whole).done
+    assert together.counts[-1:] == apart.counts[-1:] and (counted or together.counts == apart.counts)
+    assert together.close() == apart.close() and together.finished
+    assert together.error == apart.error == ("lost" if error else None)
+
+
+def test_a_part_with_several_events_is_one_arrival() -> None:
+    stream = TokenStream()
+    parser = running(stream, [chunks(completion("a", 1)), chunks(completion("b", 2), completion("c", 4)),
+                              chunks(completion("d", 5), USAGE, DONE) + b"0\r\n\r\n"])
+    assert list(stream.counts) == [1, 4, 5] and list(stream.times) == [1.0, 2.0, 3.0]
+    assert parser.done and stream.finished and stream.close() == FinalCounts(5, 7, 3)
 
 
 def test_a_chats_role_is_not_its_first_token() -> None:
     def delta(**content: Any) -> bytes:
         return event({"choices": [{"delta": content}]})
-    stream = read(delta(role="assistant", content=""), delta(content="Hi"), delta(content=" you"), DONE)
+    stream = read(delta(role="assistant", content=""), delta(content="Hi"), delta(content=" you"), DONE,
+                  wire_format=CHAT)
     assert list(stream.times) == [1.0, 2.0]
 
 
@@ -126,7 +143,8 @@ def test_a_text_that_speaks_of_errors_is_no_error() -> None:
 
 def test_an_abort_is_not_a_success() -> None:
     stream = read(event({"text": "a", "meta_info": {"completion_tokens": 1}}), event({"text": "a", "meta_info": {
-        "completion_tokens": 1, "finish_reason": {"type": "abort", "message": "out of memory"}}}), DONE)
+        "completion_tokens": 1, "finish_reason": {"type": "abort", "message": "out of memory"}}}), DONE,
+        wire_format=GENERATE)
     stream.close()
     assert stream.kind == "aborted" and stream.error == "out of memory"
 
@@ -139,20 +157,16 @@ def test_what_is_not_a_json_object_is_refused(bad: bytes) -> None:
 
 
 def test_an_event_that_is_cut_off_among_whole_ones_is_noticed() -> None:
-    framing, stream = Framing(), TokenStream()
-    framing.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    events = [b'data: {"choices": [{"text": "word"}]}\n\n'] * 2 + [b"data: {this is not json\n\n"]
-    parts = [b"%x\r\n%b\r\n" % (len(event), event) for event in events]
+    stream = TokenStream()
     with pytest.raises(BadAnswer):
-        stream.take(framing, parts, [1.0, 2.0, 3.0])
+        running(stream, [chunks(e) for e in (completion("a"), completion("b"), b"data: {this is not json\n\n")])
     assert len(stream.times) == 2
 
 
 ODD: list[dict[str, Any]] = [{"choices": [{"text": "a"}], "usage": odd} for odd in (
     [1], "x", 5, {"completion_tokens": "5"}, {"completion_tokens": float("inf")}, {"completion_tokens": 1.5},
     {"completion_tokens": 10**23}, {"completion_tokens": -5}, {"completion_tokens": True})]
-ODD += [{"choices": ["a"]}, {"choices": 5}, {"choices": {"a": 1}}, {"choices": [{"delta": "x"}]},
-        {"text": "a", "meta_info": "x"}]
+ODD += [{"choices": ["a"]}, {"choices": 5}, {"choices": {"a": 1}}, {"text": "a", "meta_info": "x"}]
 
 
 @pytest.mark.parametrize("odd", ODD)
@@ -160,14 +174,15 @@ def test_an_event_of_other_types_than_expected_is_a_bad_answer(odd: dict[str, An
     for before in ((), (completion("a", 1), completion("b", 2)), (completion("a"), completion("b"))):
         with pytest.raises(BadAnswer):
             read(*before, event(odd)).close()
+    with pytest.raises(BadAnswer):
+        read(event({"choices": [{"delta": "x"}]}), wire_format=CHAT)
 
 
 @pytest.mark.parametrize("end", [{"prompt_tokens": "x"}, {"prompt_tokens": -3}, {"spec_verify_ct": [7]},
                                  {"prompt_tokens": float("inf")}, {"spec_verify_ct": 10**400}])
 def test_an_end_whose_counts_are_none_is_a_bad_answer(end: dict[str, Any]) -> None:
-    stream = read(completion("a"), event({"choices": [], "usage": {"completion_tokens": 8, **end}}), DONE)
     with pytest.raises(BadAnswer):
-        stream.close()
+        read(completion("a"), event({"choices": [], "usage": {"completion_tokens": 8, **end}}), DONE).close()
 
 
 @pytest.mark.parametrize("data", [b'{"a":' + b"[" * 60_000, b'{"error":' + b"[" * 900 + b"]" * 900 + b"}",
@@ -179,30 +194,27 @@ def test_an_event_that_is_too_deep_or_too_long_a_number_is_a_bad_answer(data: by
 
 def test_tokens_beyond_what_was_asked_for_are_not_counted_and_many_more_are_a_bad_answer() -> None:
     for first in ((completion("a", 2),), (completion("a"),)):
-        stream = TokenStream(8)
+        stream = TokenStream(most=8)
         for i, payload in enumerate((*first, completion("b", 8), completion("c", 24), completion("", 24, "length"))):
-            stream.feed(payload, float(i))
-        assert stream.close()["completion_tokens"] == 8 and max(stream.counts) == 8
+            stream.take([payload], float(i))
+        assert stream.close().completion_tokens == 8 and max(stream.counts) == 8
         with pytest.raises(BadAnswer, match="counts 1000000000 tokens where 8 were asked for"):
-            stream.feed(completion("d", 10**9), 9.0)
+            stream.take([completion("d", 10**9)], 9.0)
 
 
-def test_the_fast_way_counts_no_token_beyond_what_was_asked_for_either() -> None:
-    framing, stream = Framing(), TokenStream(8)
-    framing.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    events = [completion("a", count) for count in (2, 5, 9, 20)]
-    stream.take(framing, [b"%x\r\n%b\r\n" % (len(event), event) for event in events], [1.0, 2.0, 3.0, 4.0])
-    assert list(stream.counts) == [2, 5, 8] and stream.close()["completion_tokens"] == 8
+def test_skipped_chunks_count_no_token_beyond_what_was_asked_for_either() -> None:
+    stream = TokenStream(most=8)
+    running(stream, [chunks(completion("a", count)) for count in (2, 5, 9, 20)])
+    assert list(stream.counts) == [2, 5, 8] and stream.close().completion_tokens == 8
     with pytest.raises(BadAnswer):
-        lie = completion("a", 10**9)
-        stream.take(framing, [b"%x\r\n%b\r\n" % (len(lie), lie)], [5.0])
+        running(stream, [chunks(completion("a", 10**9))])
 
 
 def test_an_event_without_end_is_a_bad_answer() -> None:
     stream = TokenStream()
     with pytest.raises(BadAnswer, match="an event of more than"):
         for _ in range(200):
-            stream.feed(b"data: " + b"a" * 65536, 1.0)
+            stream.take([b"data: " + b"a" * 65536], 1.0)
 
 
 def test_a_servers_message_holds_whole_characters_only() -> None:
@@ -211,11 +223,9 @@ def test_a_servers_message_holds_whole_characters_only() -> None:
 
 
 def test_a_count_in_a_field_that_is_no_data_counts_for_nothing() -> None:
-    framing, stream = Framing(), TokenStream()
-    framing.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    events = [completion("a", 1), b'id: "completion_tokens": 7\n\n']
-    stream.take(framing, [b"%x\r\n%b\r\n" % (len(event), event) for event in events], [1.0, 2.0])
-    assert list(stream.counts) == [1] and stream.close()["completion_tokens"] == 1
+    stream = TokenStream()
+    running(stream, [chunks(completion("a", 1)), chunks(b'id: "completion_tokens": 7\n\n')])
+    assert list(stream.counts) == [1] and stream.close().completion_tokens == 1
 
 
 SOME_JSON: st.SearchStrategy[Any] = st.recursive(
@@ -226,23 +236,13 @@ EVENTS = st.lists(st.dictionaries(
 
 
 @settings(deadline=None)
-@given(EVENTS)
-def test_events_of_any_json_are_read_or_are_a_bad_answer(events: list[dict[str, Any]]) -> None:
+@given(EVENTS, st.sampled_from((COMPLETIONS, CHAT, GENERATE)))
+def test_events_of_any_json_are_read_or_are_a_bad_answer(events: list[dict[str, Any]], wire_format: WireFormat) -> None:
     try:
-        stream = read(*(event(value) for value in events))
+        stream = read(*(event(value) for value in events), wire_format=wire_format)
         end = stream.close()
     except BadAnswer:
         return
-    assert all(value is None or type(value) is int for value in end.values())
+    assert all(type(value) in (int, type(None)) for value in (end.completion_tokens, end.prompt_tokens,
+                                                               end.verify_steps))
     assert (stream.error or "").encode() is not None
-
-
-def test_a_beginning_with_several_events_has_the_first_as_an_arrival_of_its_own() -> None:
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    events = [b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": %d}}\n\n' % n for n in (1, 2, 4)]
-    data = head + b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
-    stream, framing = TokenStream(), Framing()
-    assert stream.begin(framing, data, 3.0) == len(data) and framing.between_chunks
-    assert list(stream.counts) == [1, 4] and list(stream.times) == [3.0, 3.0]
-    for other in (data.replace(b'"choices"', b'"error"'), data[:-1], data.replace(b"200 OK", b"404 No")):
-        assert TokenStream().begin(Framing(), other, 3.0) == 0

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from autotune.config.compose import data_folder
-from autotune.measure.sequential import Confirmation, ConfirmSettings, Decision
+from autotune.measure.finalists import Confirmation, ConfirmSettings, Decision
 from autotune.records import UsageError
 
 SHIPPED = yaml.safe_load((data_folder("conf") / "study" / "default.yaml").read_text())["confirm"]
