@@ -4,6 +4,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1 && echo $$p && break; done)
 VENV ?= .venv
 SLOW ?= tests
+# Most fast tests wait for a process or a clock, so more workers than cores pay off.
+WORKERS ?= 4
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -31,7 +33,7 @@ replay: $(READY)
 	$(BIN)/python -m tests.replay
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1500 $(SLOW)

@@ -36,7 +36,6 @@ KEYS = st.sampled_from(["choices", "range", "step", "when", "load", "params", "f
 VALUES = st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(KEYS, PLAIN | st.dictionaries(KEYS, PLAIN, max_size=3), max_size=4))
 def test_any_space_is_accepted_or_refused_with_one_line(changes: dict[str, Any]) -> None:
     try:
@@ -45,7 +44,6 @@ def test_any_space_is_accepted_or_refused_with_one_line(changes: dict[str, Any])
         assert "\n" not in str(error) or any("\n" in str(v) for v in _leaves(changes))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from("abcde"), VALUES, min_size=1), VALUES, st.integers(0, 99))
 def test_every_configuration_of_a_space_is_checked_split_and_put_together_again(
         params: dict[str, list[int]], levels: list[int], seed: int) -> None:
@@ -62,7 +60,6 @@ def test_every_configuration_of_a_space_is_checked_split_and_put_together_again(
     assert len({json.dumps(s, sort_keys=True) for s in servers}) == len(servers)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(TEXT, min_size=1, max_size=5), st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), TEXT,
                                                                max_size=2))
 def test_a_shown_command_is_read_back_word_for_word(argv: list[str], env: dict[str, str]) -> None:
@@ -70,7 +67,7 @@ def test_a_shown_command_is_read_back_word_for_word(argv: list[str], env: dict[s
     assert words == [*(f"{k}={v}" for k, v in sorted(env.items())), *argv]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(TEXT, min_size=1, max_size=5))
 def test_a_real_shell_takes_a_shown_command_apart_as_it_was(argv: list[str]) -> None:
     line = shown(Command(("printf", r"%s\0", *argv), {}))
@@ -82,7 +79,6 @@ SECRET = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789
 NAMES = st.sampled_from(["--api-key", "--hf-token", "--admin-password", "--ssl-private-key", "--client-secret"])
 
 
-@settings(max_examples=150, deadline=None)
 @given(NAMES, SECRET, st.booleans(), st.lists(TEXT, max_size=3), TEXT, TEXT)
 def test_the_value_of_a_secret_flag_is_nowhere(flag: str, secret: str, attached: bool, others: list[str], before: str,
                                                after: str) -> None:
@@ -93,7 +89,6 @@ def test_the_value_of_a_secret_flag_is_nowhere(flag: str, secret: str, attached:
         assert secret not in kept.replace(HIDDEN, "\0")
 
 
-@settings(max_examples=80, deadline=None)
 @given(SECRET, st.sampled_from(["postgresql", "https", "redis"]), st.from_regex(r"[a-z]{1,8}", fullmatch=True))
 def test_the_password_in_a_url_goes_and_its_host_stays(secret: str, scheme: str, host: str) -> None:
     text = Redactor().text(f"see {scheme}://me:{secret}@{host}.example/x")
@@ -108,7 +103,6 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-@settings(max_examples=100, deadline=None)
 @given(KNOWN, TEXT, TEXT)
 def test_a_known_value_goes_however_it_is_spelled(spelling: str, value: str, before: str, after: str) -> None:
     spelled = SPELLINGS[spelling](value)
@@ -126,7 +120,7 @@ PIECES = st.sampled_from(["token", "API_KEY", "password", "authorization", "=", 
                           "abc["])
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(st.lists(PIECES, max_size=14), st.lists(PIECES | TEXT, max_size=2))
 def test_cleaning_twice_changes_nothing_more(pieces: list[str], values: list[str]) -> None:
     clean = Redactor(values)
@@ -136,7 +130,6 @@ def test_cleaning_twice_changes_nothing_more(pieces: list[str], values: list[str
     assert clean.argv(argv) == argv
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text())
 def test_printable_text_is_printable_and_the_rest_is_unchanged(text: str) -> None:
     for instead in ("", REPLACED, SPELLED):

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 COUNTING = ("warm-up", "window")  # stages whose text counts seconds: printed once without a terminal
+FIGURES = {"tokens_per_s": "{:.1f} tok/s", "watts": "{:.1f} W", "tokens_per_j": "{:.3f} tok/J",
+           "accept_length": "acceptance length {:.2f}", "tpot_p50_ms": "TPOT {:.1f} ms"}
 PLAIN_S = 30.0  # without a terminal, a stage that lasts is printed again after this long
 
 
@@ -70,26 +72,20 @@ class Progress:
 
     def outcome(self, record: TrialRecord) -> None:
         self._count(record)
-        attrs = record.attrs
         load = {k: v for k, v in record.config.items() if k in ("concurrency", "context")}
         where = f"trial {record.number} at {self._config(load, whole=True)}" if load else f"trial {record.number}"
-        if record.crashed:
-            self.note(f"  {where}: CRASH {attrs['crash_category']} at {attrs['crash_stage']} "
-                      f"[{attrs['crash_signature']}], blame {attrs['crash_blame']}: {attrs['crash_explanation']}")
+        if (crash := record.crash) is not None:
+            self.note(f"  {where}: CRASH {crash.category} at {crash.stage} [{crash.signature}], blame {crash.blame}: "
+                      f"{crash.explanation}")
             return
-        figures = [f"{attrs['tokens_per_s']:.1f} tok/s"]
-        if "watts" in attrs:
-            figures += [f"{attrs['watts']:.1f} W", f"{attrs['tokens_per_j']:.3f} tok/J"]
-        if "accept_length" in attrs:
-            figures.append(f"acceptance length {attrs['accept_length']:.2f}")
-        if "tpot_p50_ms" in attrs:
-            figures.append(f"TPOT {attrs['tpot_p50_ms']:.1f} ms")
-        if attrs.get("same_as") is not None:
-            figures.append(f"the same server as trial {attrs['same_as']}")
-        remarks = [f"over the limit {v}" for v in attrs.get("violated", [])] + list(attrs.get("invalid_reasons", []))
-        source = attrs.get("energy_source", "none")
-        if source != "none":
-            remarks.append(f"energy {source}" + (", assumed" if attrs.get("energy_assumed") else ""))
+        shown, measured = record.figures, record.measurement
+        figures = [text.format(shown[name]) for name, text in FIGURES.items() if name in shown]
+        if record.same_as is not None:
+            figures.append(f"the same server as trial {record.same_as}")
+        remarks = [f"over the limit {v}" for v in (record.score.violated if record.score is not None else ())]
+        remarks += record.invalid_reasons
+        if measured is not None and measured.energy.source != "none":
+            remarks.append(f"energy {measured.energy.source}" + (", assumed" if measured.energy.assumed else ""))
         new = "  * best so far" if self.best is not None and self.best.number == record.number else ""
         self.note(f"  {where}: {', '.join(figures)}" + (f" ({'; '.join(remarks)})" if remarks else "") + new)
 
@@ -100,8 +96,8 @@ class Progress:
         self.console.print(printable(text, instead=SPELLED), markup=False)
 
     def _count(self, record: TrialRecord) -> None:
-        if record.crashed:
-            signature = str(record.attrs["crash_signature"])
+        if record.crash is not None:
+            signature = record.crash.signature
             self.signatures[signature] = self.signatures.get(signature, 0) + 1
         elif record.feasible and record.value is not None and (
                 self.best is None or self.best.value is None or record.value > self.best.value):

@@ -10,7 +10,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
@@ -29,8 +29,8 @@ from autotune.storage.database import backend, passwords, sqlite_file
 from autotune.utils.redact import Redactor
 from autotune.utils.validation import AtLeastOne, Count, NotNegative, Positive
 
-FORMATS = ("sh", "systemd", "compose", "k8s", "yaml")
-Format = Annotated[str, Meta(pattern=rf"^({'|'.join(FORMATS)})\Z", description=f"one of {', '.join(FORMATS)}")]
+Format = Literal["sh", "systemd", "compose", "k8s", "yaml"]
+FORMATS: tuple[str, ...] = get_args(Format)
 # Settings that only some verbs read. Every other setting describes the study, so every verb takes it.
 OF_VERBS: dict[str, tuple[str, ...]] = {
     "config": ("check", "matrix"), "matrix": ("matrix",), "trial": ("export",), "format": ("export", "tune"),
@@ -136,7 +136,7 @@ class Sections:
     device: Literal["auto", "cpu", "cuda"]
     config: str
     trial: Count | None
-    format: Format
+    format: Annotated[str, Meta(pattern=rf"^({'|'.join(FORMATS)})\Z", description=f"one of {', '.join(FORMATS)}")]
     out: str | None
 
 

@@ -1,4 +1,4 @@
-"""`python -m autotune.ddtree`: checks the command line, then serves. torch is loaded in the ranks alone."""
+"""`python -m autotune.ddtree`: check the command line, then serve. Only the ranks import torch."""
 
 import sys
 from pathlib import Path

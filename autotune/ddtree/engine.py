@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one step added to a request; finish is "length", "stop" or None; verify_steps counts from its start."""
+    """Result of one step for a request; finish is "length", "stop" or None; verify_steps counts from its start."""
 
     id: int
     tokens: list[int]
@@ -95,7 +95,7 @@ class Drafter:
 
 
 class Engine:
-    """Runs requests to their end. A request's slot is its place in `running`."""
+    """Continuous batching. A request's slot is its index in `running`."""
 
     def __init__(
         self, executor: Executor, drafter: Drafter | None, budget: int, eos: int, corrupt_rate: float = 0.0
@@ -114,7 +114,7 @@ class Engine:
         self.waiting.append(request)
 
     def abort(self, request_id: int) -> None:
-        """Forgets a request, running or waiting; its slot is free at once. Unknown numbers are ignored."""
+        """Drop a running or waiting request and free its slot. Unknown ids are ignored."""
         self.waiting = deque(request for request in self.waiting if request.id != request_id)
         for slot, request in enumerate(self.running):
             if request.id == request_id:

@@ -30,7 +30,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Ranks:
-    """How partial sums of a row-parallel product become whole: alone, or by an all-reduce over `size` ranks.
+    """Reduction of partial sums of a row-parallel product become whole: alone, or by an all-reduce over `size` ranks.
 
     Fused, the product is added to this rank's share of the residual stream in one kernel, so that the all-reduce
     itself returns the new residual stream; otherwise the sum is reduced first and added after. A share is exact
@@ -91,7 +91,7 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one pass reads and writes: `width` new tokens in each of some consecutive slots."""
+    """Inputs and outputs of one pass: `width` new tokens in each of some consecutive slots."""
 
     slots: int
     width: int

@@ -105,13 +105,13 @@ def rotations(shape: Shape, positions: int) -> Tensor:
 
 
 def rotate(x: Tensor, factors: Tensor) -> Tensor:
-    """Turns x [n, ..., head width] by factors that broadcast against [n, ..., head width / 2], in x's own dtype."""
+    """Rotate x [n, ..., head width] by factors that broadcast against [n, ..., head width / 2], in x's own dtype."""
     pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * factors).flatten(-2).type_as(x)
 
 
 def rotate_(x: Tensor, factors: Tensor) -> None:
-    """As `rotate`, in place; x may be a view."""
+    """In-place `rotate`; x may be a view."""
     if x.dtype == torch.float32:
         torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)).mul_(factors)
     else:

@@ -106,7 +106,7 @@ def optimise(
 
 
 def rounded(tensor: Tensor) -> Tensor:
-    """What will come back from the file that `save_weights` writes."""
+    """The tensor after a round trip through `save_weights`."""
     return dequantise(*quantise(tensor)) if tensor.dim() == 2 else tensor.half().float()
 
 

@@ -37,7 +37,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class BadRequest(ValueError):
-    """What the client asked for cannot be done; the text says why."""
+    """A request that cannot be served; the text is the reason."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)  # of the continuations that the draft 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything a run uses: tokens, sequences, steps."""
+    """Sizes of a run in tokens, sequences and steps."""
 
     target_batch: int
     target_length: int
@@ -66,7 +66,7 @@ TINY = Sizes(2, 32, 5, (8, 16), 16, 2, 3, 2, 10)
 
 
 def read_text(corpus: Path) -> tuple[list[str], list[str]]:
-    """The texts for training and those held out."""
+    """(training texts, held-out texts)."""
     parts: tuple[list[str], list[str]] = ([], [])
     for path in sorted(corpus.rglob("*.py")):
         relative = path.relative_to(corpus)

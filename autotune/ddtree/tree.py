@@ -1,4 +1,4 @@
-"""The draft tree: built best first, seen by ancestors only, walked by the target's own tokens."""
+"""The draft tree: best-first construction, visibility of ancestors, and the walk along the target's tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Tree:
 
 
 def capacity(budget: int, topk: int, depth: int) -> int:
-    """Draft nodes of every tree: the budget, or fewer where topk choices at depth positions make fewer paths."""
+    """Draft nodes per tree: the budget, or fewer if topk choices at depth positions give fewer paths."""
     paths = 0
     for level in range(1, depth + 1):
         paths += topk**level
@@ -63,7 +63,7 @@ def best_first(root: int, tokens: Sequence[Sequence[int]], scores: Sequence[Sequ
 
 
 def sight(trees: Sequence[Tree]) -> Bools:
-    """Which nodes each node sees, itself and its ancestors: [trees, nodes, nodes], for trees of one size."""
+    """[trees, nodes, nodes] visibility: each node sees itself and its ancestors; all trees have one size."""
     nodes = len(trees[0].lineages)
     size = (nodes + 7) // 8
     packed = b"".join(lineage.to_bytes(size, "little") for tree in trees for lineage in tree.lineages)

@@ -156,7 +156,7 @@ class Worker:
             front.send(("step", [(o.id, o.tokens, o.finish, o.verify_steps) for o in outputs], gauges))
 
     def resolved(self) -> dict[str, Any]:
-        """What the flags came to on this device."""
+        """Settings as resolved on this device."""
         cuda = self.device.type == "cuda"
         return {
             "device": self.device.type,
@@ -192,7 +192,7 @@ MULTICAST_SUPPORTED = 132  # CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED of the CUDA
 
 
 def pick_device(wanted: str, index: int) -> torch.device:
-    """The rank's device, made current. Raises torch's RuntimeError or AssertionError when it is not there."""
+    """The rank's device, made current. Raises torch's RuntimeError or AssertionError if absent."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     device = torch.device("cuda", index)
@@ -201,7 +201,7 @@ def pick_device(wanted: str, index: int) -> torch.device:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that a new allocation could have."""
+    """Free memory in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     with open("/proc/meminfo") as lines:
@@ -209,9 +209,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def set_nvls(wanted: bool, device: torch.device, size: int) -> None:
-    """Decides before NCCL starts whether it may use NVLink multicast (NVLS); it stays off unless asked for.
+    """Allow or forbid NVLink multicast (NVLS) before NCCL starts; the default is off.
 
-    Raises RuntimeError when it is asked for and this host cannot have it or its environment forbids it.
+    Raises RuntimeError if NVLS is wanted and the host lacks it or its environment forbids it.
     """
     if not wanted:
         os.environ["NCCL_NVLS_ENABLE"] = "0"
@@ -230,7 +230,7 @@ def set_nvls(wanted: bool, device: torch.device, size: int) -> None:
 
 
 def join_ranks(rank: int, size: int, device: torch.device, port: int, listener: int) -> None:
-    """Starts the process group over the store at 127.0.0.1:port; rank 0 serves it on the listening descriptor."""
+    """Start the process group over the store at 127.0.0.1:port, served by rank 0 on the listening descriptor."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     served = listener if rank == 0 else None
     store = TCPStore("127.0.0.1", port, size, rank == 0, timedelta(minutes=2), master_listen_fd=served)

@@ -25,10 +25,10 @@ ASK_INSTALLED = ("import importlib.metadata as m, importlib.util as u, sys\n"
 
 @dataclasses.dataclass(frozen=True)
 class Installed:
-    """What an interpreter has of an engine: its package's version (None: no such package), whether it finds the module.
+    """An engine in its interpreter: the package's version (None: no such package), and whether the module is found.
 
-    asked: False for an interpreter that a file names, which nothing starts before the engine itself.
-    `folder` is where the module lies; None where that is not known.
+    asked: False for an interpreter that the engine file names; only the engine itself starts it.
+    folder: the module's folder, None when unknown.
     """
 
     version: str | None
@@ -38,15 +38,15 @@ class Installed:
 
 
 def engine_version(engine: EngineSpec) -> str | None:
-    """The engine's version: given in the engine file, else that of its package in its interpreter; None: unknown.
+    """The engine's version: from the engine file, else its package's in its interpreter; None: unknown.
 
-    An interpreter that the engine file names is not asked: a file of others runs nothing before its command was shown.
+    An interpreter that the engine file names is not asked: a foreign file runs nothing before its command was shown.
     """
     return engine.version or installed(engine).version
 
 
 def installed(engine: EngineSpec) -> Installed:
-    """What the engine's interpreter has of it, asked once a process; one that cannot be asked has nothing."""
+    """The engine in its interpreter, asked once per process; an interpreter that cannot run has nothing."""
     if engine.package == OURSELVES:
         import autotune
 
@@ -69,7 +69,7 @@ def _asked(python: str, package: str, module: str) -> Installed:
 
 
 def interpreter_problem(engine: EngineSpec) -> str | None:
-    """Why the engine's interpreter or program cannot be started; None when it can be found."""
+    """The reason why the engine's interpreter or program cannot start; None when it is found."""
     program = engine.command[0].replace("{python}", engine.python or sys.executable)
     if shutil.which(program) is None:
         mend = "set engine.python=/path/to/python" if "{python}" in engine.command[0] else \

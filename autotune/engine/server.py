@@ -25,16 +25,19 @@ from types import TracebackType
 from typing import Any
 
 from autotune.engine.command import Command
+from autotune.engine.orphans import end_launch
 from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageReader, found
 from autotune.engine.supervisor import FAILED
-from autotune.records import AutotuneError, Stage, UsageError
+from autotune.records import AutotuneError, Stage
 from autotune.utils.files import read_plain, write_json
 from autotune.utils.http import BadAnswer, NoAnswer, ask, count, parts, text, usage_of
 from autotune.utils.redact import Redactor
+from autotune.utils.validation import NotNegative, Positive
 
 POLL_S = 0.1
 HEALTH_S = 10.0
+TAIL_BYTES = 65536  # of the log, in which the mark of a ready server is looked for
 SETTLE_S = 2.0  # for a server that just failed a request to exit
 
 
@@ -42,25 +45,13 @@ SETTLE_S = 2.0  # for a server that just failed a request to exit
 class ServerSettings:
     """Limits that hold for every server (conf/server)."""
 
-    stage_limit_s: float  # for a stage that the engine file gives no limit of its own
-    stage_limits_s: dict[str, float]  # overrides per stage, by name
-    ready_poll_s: float
-    request_timeout_s: float  # for the first completion
-    log_limit_mib: float
-    disk_free_mib: float  # free disk space that a launch needs besides its log
-    gpu_free_s: float  # how long to wait for GPU memory to be given back
-
-    def __post_init__(self) -> None:
-        for name in ("stage_limit_s", "ready_poll_s", "request_timeout_s", "log_limit_mib"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"server.{name} must be positive, not {getattr(self, name)}")
-        for stage, limit_s in self.stage_limits_s.items():
-            if not limit_s > 0:
-                raise UsageError(f"server.stage_limits_s.{stage} must be positive, not {limit_s}")
-        if self.disk_free_mib < 0:
-            raise UsageError(f"server.disk_free_mib must not be negative, it is {self.disk_free_mib}")
-        if self.gpu_free_s < 0:
-            raise UsageError(f"server.gpu_free_s must not be negative, it is {self.gpu_free_s}")
+    stage_limit_s: Positive  # for a stage that the engine file gives no limit of its own
+    stage_limits_s: dict[str, Positive]  # overrides per stage, by name
+    ready_poll_s: Positive
+    request_timeout_s: Positive  # for the first completion
+    log_limit_mib: Positive
+    disk_free_mib: NotNegative  # free disk space that a launch needs besides its log
+    gpu_free_s: NotNegative  # time for GPU memory to be given back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +148,12 @@ class Server:
     @property
     def exit_status(self) -> int | None:
         """Return code of the main process (negative: killed by that signal); None while it runs or is unknown."""
-        status = _read_json(self.folder / "exit.json").get("exit_status")
+        status = self._exit.get("exit_status")
         return status if isinstance(status, int) else None
+
+    @property
+    def _exit(self) -> dict[str, Any]:
+        return _read_json(self.folder / "exit.json")
 
     @property
     def supervisor_failure(self) -> str:
@@ -167,7 +162,7 @@ class Server:
             return ""
         if not (self.folder / "exit.json").exists():
             return "the server's supervisor was killed or could not write: see the disk and the kernel's log (dmesg)"
-        by = str(_read_json(self.folder / "exit.json").get("ended_by"))
+        by = str(self._exit.get("ended_by"))
         return f"the server's supervisor failed ({by.removeprefix(FAILED)})" if by.startswith(FAILED) else ""
 
     def wait_ready(self, progress: Callable[[Stage, float], None] = lambda stage, after_s: None) -> Failure | None:
@@ -267,8 +262,6 @@ class Server:
             supervisor.kill()
             supervisor.wait()
         if not (self.folder / "exit.json").exists():  # the supervisor was killed, by us or by somebody else
-            from autotune.engine.orphans import end_launch
-
             end_launch(self.folder)
         return self.exit_status
 
@@ -283,7 +276,7 @@ class Server:
         if pattern is None or not self.log.is_file():
             return pattern is None
         with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - 65536))
+            file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
             return any(found(pattern, line) for line in file.read().decode("utf-8", "replace").splitlines())
 
     def _healthy(self, path: str) -> tuple[bool, str]:

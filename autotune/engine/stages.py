@@ -57,7 +57,7 @@ def found(pattern: str, line: str) -> bool:
 
 
 class StageReader:
-    """Follows one log file. `update()` reads what is new and moves `stage` forward, never back."""
+    """Follows one log file: `update` reads its new part and moves `stage` forward, never back."""
 
     def __init__(self, path: pathlib.Path, marks: Sequence[StageMark],
                  clock: Callable[[], float] = time.monotonic) -> None:

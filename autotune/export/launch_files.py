@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from autotune.export import compose, engine_yaml, kubernetes, sh, systemd
 from autotune.export.deployment import Deployment, deploy
@@ -16,14 +16,14 @@ from autotune.storage.trial import TrialRecord
 from autotune.utils.files import output_path, write_output
 
 if TYPE_CHECKING:
-    from autotune.config.settings import Settings
+    from autotune.config.settings import Format, Settings
     from autotune.storage.study import Study
 
-FORMATS: dict[str, tuple[str, Callable[[Deployment], str]]] = {
+# Default file name and renderer of each format.
+FORMATS: dict[Format, tuple[str, Callable[[Deployment], str]]] = {
     "sh": ("launch.sh", sh.render), "systemd": ("launch.service", systemd.render),
     "compose": ("launch.compose.yaml", compose.render), "k8s": ("launch.k8s.yaml", kubernetes.render),
     "yaml": ("launch.yaml", engine_yaml.render)}
-"""Format: default file name, renderer."""
 
 
 def export(settings: Settings, study: Study) -> pathlib.Path:
@@ -31,13 +31,13 @@ def export(settings: Settings, study: Study) -> pathlib.Path:
 
     Raises NothingFeasible when no configuration keeps the limits, UsageError for an unknown trial.
     """
-    name, render = FORMATS[settings.format]
+    name, render = FORMATS[cast("Format", settings.format)]
     story = read(settings, study)
     deployment = deploy(settings, story, choose(story, settings.trial))
     path = output_path(settings.out, settings.folder / name)
     write_output(path, render(deployment), executable=settings.format == "sh")
-    write_output(beside(path), json.dumps({**deployment.origin, "format": settings.format, "file": path.name}, indent=1,
-                                   default=str) + "\n")
+    origin = {**deployment.origin, "format": settings.format, "file": path.name}
+    write_output(origin_path(path), json.dumps(origin, indent=1, default=str) + "\n")
     return path
 
 
@@ -59,7 +59,7 @@ def choose(story: Story, number: int | None) -> TrialRecord:
     return record
 
 
-def beside(path: pathlib.Path) -> pathlib.Path:
-    """Where the origin of a launch file is kept: launch.sh and launch.k8s.yaml have launch.json."""
+def origin_path(path: pathlib.Path) -> pathlib.Path:
+    """The path of a launch file's origin: launch.json for launch.sh and launch.k8s.yaml."""
     name = path.with_name(f"{path.name.split('.')[0] or path.name}.json")
     return name if name != path else path.with_name(path.name + ".origin")

@@ -12,10 +12,13 @@ import pathlib
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Annotated, Protocol, Self, TextIO
 
-from autotune.records import AutotuneError, Energy, HostCannotRun, UsageError
+from msgspec import Meta
+
+from autotune.records import AutotuneError, Energy, HostCannotRun
 from autotune.utils.files import fresh
+from autotune.utils.validation import Positive, Share
 
 
 class MeterUnavailable(HostCannotRun):
@@ -38,19 +41,11 @@ class PowerSettings:
     """
 
     source: str
-    watts_per_core: float | None
-    sample_s: float
+    watts_per_core: Positive | None
+    sample_s: Annotated[float, Meta(ge=0.05, description="0.05 s or more (drivers refresh power about every 0.1 s)")]
     max_gap_s: float
     tolerance: float
-    others: float
-
-    def __post_init__(self) -> None:
-        if self.watts_per_core is not None and self.watts_per_core <= 0:
-            raise UsageError(f"watts_per_core={self.watts_per_core} must be above 0 (or null)")
-        if not 0 <= self.others <= 1:
-            raise UsageError(f"power.others={self.others} is not a share between 0 and 1")
-        if self.sample_s < 0.05:
-            raise UsageError(f"sample_s={self.sample_s}: drivers refresh power about every 0.1 s; use 0.05 or more")
+    others: Share
 
 
 @dataclasses.dataclass(frozen=True)

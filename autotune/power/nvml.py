@@ -1,9 +1,8 @@
-"""GPU energy from NVIDIA's own counter, cross-checked by sampled power.
+"""GPU energy from NVIDIA's counter, cross-checked by sampled power.
 
-The counter at both ends of a window is the measurement; the field `POWER_INSTANT` of each GPU, read every 0.1 s in
-a thread, checks it and shows throttling. Every metric of every GPU is read by itself: one that is not supported
-is left out and hides no other. NVML stays initialised until the process ends, since the counters may start anew
-when the driver unloads.
+The counter at both ends of a window is the measurement; a thread reads the field `POWER_INSTANT` of each GPU every
+0.1 s to check it and to see throttling. Each metric is read by itself, so an unsupported one hides no other. NVML stays
+initialised until the process ends: the counters may start anew when the driver unloads.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from autotune.engine.gpus import NoNvml, start_nvml
 from autotune.power.host_load import ProcessTree
@@ -31,20 +30,29 @@ PROCESS_CHECK_S = 2.0
 MODULE_ABOVE = 1.1  # a module (CPU and GPU) draws at least that much more than its GPU
 
 
+class Sample(NamedTuple):
+    """One reading of one GPU at CLOCK_MONOTONIC `t`; None where a metric gave nothing."""
+
+    t: float
+    watts: float | None
+    module_watts: float | None
+    temperature: float | None
+    slowdowns: int | None
+
+
 @dataclasses.dataclass
 class Gpu:
-    """One GPU and what was sampled of it. Lists run in step with `times`; None where a metric gave nothing."""
+    """One GPU of the server and its samples."""
 
     uuid: str
     handle: Any
-    times: list[float] = dataclasses.field(default_factory=list)
-    watts: list[float | None] = dataclasses.field(default_factory=list)
-    module_watts: list[float | None] = dataclasses.field(default_factory=list)
-    temperature: list[float | None] = dataclasses.field(default_factory=list)
-    slowdowns: list[int | None] = dataclasses.field(default_factory=list)
+    samples: list[Sample] = dataclasses.field(default_factory=list)
     foreign_pids: list[tuple[float, tuple[int, ...]]] = dataclasses.field(default_factory=list)
     limit_w: float | None = None
     module: bool = False  # whether the module scope answers
+
+    def between(self, start: float, end: float) -> list[Sample]:
+        return [sample for sample in list(self.samples) if start <= sample.t <= end]
 
 
 class NvmlMeter:
@@ -92,7 +100,7 @@ class NvmlMeter:
         return Reading(time.monotonic(), joules if len(joules) == len(self._gpus) else {})
 
     def energy(self, start: Reading, end: Reading) -> Energy:
-        """The window between two readings, with its validity codes (see the module's and facts' names)."""
+        """The window between two readings, with its validity codes."""
         length = end.t - start.t
         if not start.joules or not end.joules:
             return Energy(source=self.source, joules=None, window_s=length, reasons=("counter_failed",))
@@ -154,8 +162,6 @@ class NvmlMeter:
         gpu.module = self._power(gpu, SCOPE_MODULE) is not None
         return gpu
 
-    # Sampling, in the thread
-
     def _sample_all(self) -> None:
         checked = 0.0
         while not self._stop.wait(self._settings.sample_s):
@@ -174,11 +180,7 @@ class NvmlMeter:
         if bits is None:  # renamed in newer drivers
             bits = self._try(gpu, self._nvml.nvmlDeviceGetCurrentClocksEventReasons)
         heat = self._try(gpu, self._nvml.nvmlDeviceGetTemperature, self._nvml.NVML_TEMPERATURE_GPU)
-        gpu.watts.append(watts)
-        gpu.module_watts.append(module)
-        gpu.temperature.append(heat)
-        gpu.slowdowns.append(bits)
-        gpu.times.append(t)
+        gpu.samples.append(Sample(t, watts, module, heat, bits))
         self._trace.row(t, gpu.uuid, [None if v is None else f"{v:g}" for v in (watts, module, heat, bits)])
 
     def _power(self, gpu: Gpu, scope: int) -> float | None:
@@ -201,7 +203,7 @@ class NvmlMeter:
             self._lost = f"GPU {gpu.uuid}: {error}: it needs a reset or a reboot before anything can be measured"
 
     def _check_processes(self, now: float) -> None:
-        """Processes on the GPU that are not the server's, where process ids can be told apart."""
+        """Note foreign processes on each GPU, unless NVML gives process ids of another namespace."""
         if self._tree is None:
             return
         ours: set[int] | None = None
@@ -212,17 +214,15 @@ class NvmlMeter:
             if ours is None:
                 ours = {p.pid for p in self._tree.members()} | {os.getpid()}
             pids = {int(p.pid) for p in listed}
-            if pids & ours:  # else the ids are those of another namespace, as in some containers
+            if pids & ours:  # else another namespace, as in some containers
                 gpu.foreign_pids.append((now, tuple(sorted(pids - ours))))
-
-    # Evaluation
 
     def _integrals(self, start: float, end: float, module: bool) -> dict[str, float] | None:
         """Joules per GPU by the trapezoidal rule; None when samples are missing, also at the ends."""
         found: dict[str, float] = {}
         for gpu in self._gpus:
-            series = gpu.module_watts if module else gpu.watts
-            points = [(t, w) for t, w in zip(list(gpu.times), series, strict=False) if w is not None]
+            points = [(sample.t, watts) for sample in list(gpu.samples)
+                      if (watts := sample.module_watts if module else sample.watts) is not None]
             joules = integrate(points, start, end, self._settings.max_gap_s)
             if joules is None:
                 return None
@@ -232,24 +232,19 @@ class NvmlMeter:
     def _spoilers(self, start: float, end: float) -> list[str]:
         found: list[str] = []
         for gpu in self._gpus:
-            bits = [b for t, b in zip(list(gpu.times), gpu.slowdowns, strict=False) if start <= t <= end and b]
-            total = sum(1 for t in list(gpu.times) if start <= t <= end)
+            inside = gpu.between(start, end)
             for name, mask in SLOWDOWNS.items():
-                slow = sum(1 for b in bits if b & mask)
-                if slow > SLOW_SHARE * total and not (name == "hw_slowdown" and found):
+                slow = sum(1 for sample in inside if (sample.slowdowns or 0) & mask)
+                if slow > SLOW_SHARE * len(inside) and not (name == "hw_slowdown" and found):
                     found.append(name)
             if any(others for t, others in gpu.foreign_pids if start - PROCESS_CHECK_S <= t <= end):
                 found.append("other_process_on_gpu")
         return list(dict.fromkeys(found))
 
     def _temperatures(self, start: float, end: float) -> Mapping[str, tuple[float, float]]:
-        found = {}
-        for gpu in self._gpus:
-            inside = [c for t, c in zip(list(gpu.times), gpu.temperature, strict=False)
-                      if c is not None and start <= t <= end]
-            if inside:
-                found[gpu.uuid] = (float(inside[0]), float(inside[-1]))
-        return found
+        heats = {gpu.uuid: [float(sample.temperature) for sample in gpu.between(start, end)
+                            if sample.temperature is not None] for gpu in self._gpus}
+        return {uuid: (heat[0], heat[-1]) for uuid, heat in heats.items() if heat}
 
 
 def integrate(points: Sequence[tuple[float, float]], start: float, end: float, max_gap: float) -> float | None:

@@ -1,1 +1,1 @@
-"""What a study found, told to people: summary, report, notes, dashboard, launch files."""
+"""The results of a study for people: terminal summary, report, comparison, notes and plots of optuna-dashboard."""

@@ -55,7 +55,7 @@ class Comparison:
     def head(self) -> dict[str, Any]:
         """Title and headline, as html.jinja and markdown.jinja take them."""
         changed = [p.name for p in self.levers if p.verdict == "changed sign"]
-        comparable = f"Of {count(len(self.levers), 'lever')} that at least two studies can tell"
+        comparable = f"Of {count(len(self.levers), 'lever')} measured in at least two studies"
         return {"title": f"autotune: {' and '.join(self.names)}",
                 "kicker": f"autotune comparison · {' · '.join(self.names)}",
                 "headline": f"{count(len(changed), 'lever') if changed else 'No lever'} changed sign.",
@@ -106,7 +106,7 @@ class Comparison:
             return None
         return table(("Signature", "Category", *(f">{n}" for n in self.names)), (
             (one_line(s), one_line(c), *(str(n) if n else Cell("-", "muted") for n in counts))
-            for s, c, counts in self.signatures), "Launches that ended so")
+            for s, c, counts in self.signatures), "Launches by crash signature")
 
 
 def _change(lever: Lever) -> str:

@@ -309,16 +309,16 @@ def pivots(story: Story) -> Table:
     for pivot in story.pivots:
         closing = pivot.get("action") == "close"
         rows.append((count(int(pivot.get("after_launches") or 0), "launch", "launches"),
-                     Cell("given up" if closing else "opened again", "bad" if closing else "good"),
+                     Cell("given up" if closing else "reopened", "bad" if closing else "good"),
                      Cell(region_text(pivot.get("region") or {}), "strong"), one_line(pivot.get("reason") or ""),
                      verdict.pivot_words(pivot), one_line(pivot.get("reopens_when") or "")))
-    return table(("After", "Decision", "Region", "Reason", "Evidence", "Opens again when"), rows,
+    return table(("After", "Decision", "Region", "Reason", "Evidence", "Reopens when"), rows,
                  "Pivots: regions given up, and why")
 
 
 def untried(story: Story) -> Table:
     words = {"forbidden": "forbidden", "closed": "given up", "crashed": "only crashed",
-             "shadowed": "not told apart", "unreached": "not reached"}
+             "shadowed": "confounded", "unreached": "not reached"}
     return table(("Choices", "Standing", "Why"), (
         (region_text({u.param: u.values}), Cell(words[u.kind], "muted"), one_line(u.why)) for u in story.untried))
 

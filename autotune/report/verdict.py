@@ -31,7 +31,7 @@ def headline(story: Story) -> str:
     if story.conclusion is Conclusion.NOTHING_MEASURED:
         return "No configuration could be measured."
     if winner is None or story.conclusion is Conclusion.NOTHING_FEASIBLE:
-        return "No configuration keeps within the limits."
+        return "No configuration keeps every limit."
     if story.conclusion is Conclusion.NO_IMPROVEMENT:
         return "No improvement: keep the baseline."
     if story.conclusion is Conclusion.UNDECIDED:
@@ -75,7 +75,7 @@ def support(story: Story) -> str:
         if gain is not None and story.conclusion is not Conclusion.NO_IMPROVEMENT:
             words.append(f"Gain {percent(gain.share, signed=True)}" + (f", {interval}." if interval else "."))
     elif gain is not None:
-        words.append("From single measurements, so the best of many is flattered"
+        words.append("From single measurements: the best of many is biased upwards"
                      + (f"; {interval} within the windows alone." if interval else "."))
     if story.same_load is not None and story.winner is not None:
         load = config_text(story.space.split(story.winner.config)[1])
@@ -188,7 +188,7 @@ def spent_words(story: Story) -> str:
 def counts_words(story: Story) -> str:
     c = story.counts
     parts = [(c.feasible, "within limits"), (c.infeasible, "over a limit"), (c.invalid, "invalid"),
-             (c.crashed, "crashed"), (c.failed, "failed through us"), (c.running, "running"),
+             (c.crashed, "crashed"), (c.failed, "failed in autotune"), (c.running, "running"),
              (c.copied, "the same server as another")]
     return ", ".join(f"{n:,} {what}" for n, what in parts if n) or "none"
 
@@ -239,4 +239,4 @@ def neighbour_words(story: Story) -> str:
         return ""
     effect = sentence(dict(story.neighbours)) if story.neighbours else \
         "what that does to the baseline was not measured (parallel.check)"
-    return f"{count(beside, 'trial', 'trials')} had others beside them, for screening only: {effect}."
+    return f"{count(beside, 'trial', 'trials')} ran beside others, for screening only: {effect}."

@@ -128,16 +128,17 @@ def _studies(source: str) -> list[tuple[list[TrialRecord], str | None]]:
     try:
         names = optuna.study.get_all_study_names(url)
         studies = [optuna.load_study(study_name=name, storage=url) for name in names]
+        stored = [(study.study_name, study.user_attrs, study.get_trials(deepcopy=False)) for study in studies]
     except Exception as error:  # SQLAlchemy and its drivers share no base class of their own
         line = (str(error).strip().splitlines() or [""])[0]
         raise UsageError(f"study.warm_start: {source} cannot be read: {type(error).__name__}: {line[:200]}") from error
-    if not studies:
+    if not stored:
         raise UsageError(f"study.warm_start: {source} holds no study")
     found = []
-    for study in studies:
+    for name, attrs, trials in stored:
         try:
-            identity = study_attributes(study.study_name, study.user_attrs).get("identity") or {}
-            records = [record_of(trial) for trial in study.get_trials(deepcopy=False)]
+            identity = study_attributes(name, attrs).get("identity") or {}
+            records = [record_of(trial) for trial in trials]
         except CorruptStudy as error:
             raise UsageError(f"study.warm_start: {source}: {error.problem}") from error
         found.append((records, identity.get("objective")))

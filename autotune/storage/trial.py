@@ -11,8 +11,6 @@ of its own; `_result_of_flat` reads those.
 from __future__ import annotations
 
 import datetime
-import functools
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,10 +28,9 @@ from autotune.records import (
     Score,
     Stage,
     Value,
-    to_json,
 )
 from autotune.space.space import Param
-from autotune.storage.schema import Choices, convert, corrupt
+from autotune.storage.schema import Choices, convert
 
 if TYPE_CHECKING:
     import optuna
@@ -114,7 +111,11 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
         return {name: value for name, value in shown.items() if value is not None and value != []}
 
 
-class TrialRecord(msgspec.Struct, frozen=True, dict=True):
+class Valued(msgspec.Struct):
+    value: Number
+
+
+class TrialRecord(msgspec.Struct, frozen=True):
     """One trial. `state` is Optuna's: COMPLETE, PRUNED, FAIL, RUNNING, WAITING. `result` is None without an outcome."""
 
     number: int
@@ -199,11 +200,6 @@ class TrialRecord(msgspec.Struct, frozen=True, dict=True):
         """Measured figures by name, such as tokens_per_j or ttft_p99_ms; unknown ones are absent."""
         return figures_of(self.measurement) if self.measurement is not None else {}
 
-    @functools.cached_property
-    def attrs(self) -> Mapping[str, Any]:
-        """Read-only view of the record under flat names."""
-        return _flat(self)
-
 
 def figures_of(m: Measurement) -> dict[str, float]:
     """Numeric figures of a measurement by name; unknown ones are absent."""
@@ -227,11 +223,10 @@ def severity(crash: Crash) -> float:
 
 def record_of(trial: optuna.trial.FrozenTrial) -> TrialRecord:
     """An Optuna trial as a record. Raises CorruptStudy naming the first value of another type."""
-    where, attrs, value = f"trial {trial.number}", trial.user_attrs, trial.values[0] if trial.values else None
+    where, attrs = f"trial {trial.number}", trial.user_attrs
     start: StartFacts = convert(attrs, StartFacts, where)
     config: Config = convert(trial.params, Choices, f"{where}: params")
-    if value is not None and not -math.inf < value < math.inf:
-        raise corrupt(f"{where}: value must be a finite number, got {value}")
+    value: float | None = convert({"value": trial.values[0]}, Valued, where).value if trial.values else None
     stored, at = attrs.get(OUTCOME), f"{where}: {OUTCOME}"
     if stored is None and (stored := _result_of_flat(attrs, config)) is not None:
         at = where
@@ -272,31 +267,6 @@ def _result_of_flat(attrs: Mapping[str, Any], config: Config) -> dict[str, Any] 
         score = {"value": None, **some(FLAT_SCORE)}
     return {"outcome": outcome, "score": score, "launch": some(FLAT_LAUNCH),
             **some({name: name for name in ("cost_s", "launch_s", "same_as")})}
-
-
-def _flat(record: TrialRecord) -> dict[str, Any]:
-    """A record under the flat names of earlier releases."""
-    flat: dict[str, Any] = to_json(record.start)
-    if record.result is None:
-        return flat
-    launch, m = record.launch, record.measurement
-    flat |= {"cost_s": record.cost_s, "launch_s": record.launch_s, "same_as": record.same_as,
-             "feasible": record.feasible or bool(record.score and record.score.feasible),
-             "server_argv": list(launch.argv), "server_env": launch.env, "resolved": launch.resolved,
-             "resolved_key": launch.resolved_key, "neighbours": launch.neighbours,
-             "crash_under_load": launch.under_load}
-    if record.crash is not None:
-        flat |= {old: getattr(record.crash, new) for old, new in FLAT_CRASH.items()}
-        flat |= {"crash_stage": str(record.crash.stage), "crash_blame": str(record.crash.blame)}
-    if m is not None:
-        flat |= {**record.figures, "energy_source": m.energy.source, "energy_assumed": m.energy.assumed,
-                 "energy_valid": m.energy.valid, "energy_reasons": list(m.energy.reasons),
-                 "energy_scope": m.energy.scope, "window_reasons": list(m.reasons)}
-        flat.pop("error_rate", None)
-    if record.score is not None:
-        flat |= {"objective": record.score.value, "limit_ratios": dict(record.score.ratios),
-                 "violated": list(record.score.violated), "invalid_reasons": list(record.score.reasons)}
-    return {name: value for name, value in flat.items() if value is not None}
 
 
 def distribution(param: Param) -> optuna.distributions.BaseDistribution:

@@ -32,7 +32,7 @@ def finalists(space: Space, records: Sequence[TrialRecord], count: int) -> list[
     first: dict[str, TrialRecord] = {}
     for record in records:
         key = config_key(record.config)
-        if record.feasible and record.value is not None and record.value > 0 and not record.attrs.get("confirm"):
+        if record.feasible and record.value is not None and record.value > 0 and not record.confirm:
             values.setdefault(key, []).append(math.log(record.value))
             first.setdefault(key, record)
     mean = {key: sum(logs) / len(logs) for key, logs in values.items()}
@@ -46,14 +46,14 @@ def confirm(tuner: Tuner, settings: ConfirmationSettings) -> Decision | None:
     """Decide between the baseline and the finalists; None without finalists."""
     study = tuner.study
     records = study.records()
-    searched = sum(r.state in ("COMPLETE", "PRUNED") and "confirm" not in r.attrs for r in records)
+    searched = sum(r.state in ("COMPLETE", "PRUNED") and r.confirm is None for r in records)
     plan = _plan(tuner, records, searched, settings.finalists)
     if plan is None:
         return None
     rules = ConfirmSettings(settings.alpha, settings.min_rounds, settings.max_rounds, settings.worth)
     state = Confirmation("baseline", [key for key in plan if key != "baseline"], rules)
-    state.replay([(str(r.attrs["confirm"]), r.value if r.feasible else None) for r in records
-                  if r.attrs.get("confirm_after") == searched and r.state in ("COMPLETE", "PRUNED")
+    state.replay([(str(r.confirm), r.value if r.feasible else None) for r in records
+                  if r.start.confirm_after == searched and r.state in ("COMPLETE", "PRUNED")
                   and not _disturbed(r)])
     while (key := state.next()) is not None:
         tuner.listener.note(f"confirmation round {state.rounds + 1}: "
@@ -61,11 +61,11 @@ def confirm(tuner: Tuner, settings: ConfirmationSettings) -> Decision | None:
         record = tuner.measure(plan[key], reason="confirmation", confirm=key, confirm_after=searched)
         for _ in range(REPEATS):
             if _disturbed(record):
-                tuner.listener.note(f"again: the window was {', '.join(record.attrs['invalid_reasons'])}")
+                tuner.listener.note(f"again: the window was {', '.join(record.invalid_reasons)}")
                 record = tuner.measure(plan[key], reason="confirmation", confirm=key, confirm_after=searched)
         state.add(key, record.value if record.feasible else None)
     decision = state.decision()
-    blocks = [r for r in study.records() if r.attrs.get("confirm_after") == searched]
+    blocks = [r for r in study.records() if r.start.confirm_after == searched]
     study.set_attr("confirmation", as_attr(decision, plan, blocks))
     return decision
 
@@ -95,13 +95,13 @@ def planned(space: Space, key: str, config: Config) -> Config:
 
 def _disturbed(record: TrialRecord) -> bool:
     """True when the block's window must not be compared, which says nothing against its configuration."""
-    return record.state == "COMPLETE" and bool(record.attrs.get("invalid_reasons"))
+    return record.state == "COMPLETE" and bool(record.invalid_reasons)
 
 
 def as_attr(decision: Decision, plan: dict[str, Config], records: Sequence[TrialRecord]) -> dict[str, Any]:
     """The decision as plain data for the report."""
     best = decision.gains.get(decision.winner) if decision.winner else None
-    blocks = [{"finalist": r.attrs["confirm"], "trial": r.number, "value": r.value} for r in records
+    blocks = [{"finalist": r.confirm, "trial": r.number, "value": r.value} for r in records
               if r.state in ("COMPLETE", "PRUNED")]
     return {
         "method": METHOD, "decided": DECIDED.get(decision.state, "undecided"), "reason": decision.reason,

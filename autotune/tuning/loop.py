@@ -115,7 +115,7 @@ class Tuner:
             self.exchange()
             step = self.strategy.propose() if not self._enough() else \
                 Stop(StopKind.TRIALS, f"all {self.trials} trials are used")
-            self._announce_pivots()
+            self.sync.pivots(self.listener)
             if isinstance(step, Stop):
                 return step
             load = self._next_load(step.server)
@@ -189,7 +189,7 @@ class Tuner:
             record = self.study.record(trial.number)
             if plan.search:
                 self.sync.trials()
-                self._announce_pivots()
+                self.sync.pivots(self.listener)
             if stored:
                 self.annotator.annotate(self.study, record)
                 self.listener.outcome(record)
@@ -197,7 +197,3 @@ class Tuner:
                 self.listener.note(f"trial {record.number} was marked FAIL meanwhile by a worker that took this one to "
                                    "be dead: its outcome is dropped")
         return record
-
-    def _announce_pivots(self) -> None:
-        for pivot in self.sync.pivots():
-            self.listener.pivot(pivot)

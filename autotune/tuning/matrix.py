@@ -15,8 +15,13 @@ from autotune.config.settings import Settings
 from autotune.executors.base import Executor, Progress
 from autotune.records import Config, Crash, Measurement, NothingFeasible, UsageError
 from autotune.space.space import Space
-from autotune.storage.trial import TrialRecord
+from autotune.storage.trial import TrialRecord, figures_of
 from autotune.utils.files import read_plain, write_json
+
+COLUMNS = (("tokens_per_s", "tok/s", 1), ("per_request_tokens_per_s", "tok/s per request", 1), ("wall_s", "wall s", 1),
+           ("prompt_tokens", "prompt tokens", 0), ("watts", "W", 1), ("tokens_per_j", "tok/J", 3))
+FIGURES = ("tokens_per_s", "prompt_tokens", "watts", "tokens_per_j", "accept_length", "relative_error", "ttft_p50_ms",
+           "tpot_p50_ms")
 
 
 def cells(settings: Settings) -> list[tuple[int, int]]:
@@ -91,14 +96,13 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("ctx", "C", "tok/s", "tok/s per request", "wall s", "prompt tokens", "W", "tok/J", "remark",
+    table = Table("ctx", "C", *(title for _, title, _ in COLUMNS), "remark",
                   title=f"{rows[0]['config']}: output tokens under load" if rows else "nothing measured")
     for column in table.columns[:-1]:
         column.justify = "right"
     for row in rows:
-        table.add_row(str(row["ctx"]), str(row["concurrency"]), *(_number(row, k, d) for k, d in (
-            ("tokens_per_s", 1), ("per_request_tokens_per_s", 1), ("wall_s", 1), ("prompt_tokens", 0), ("watts", 1),
-            ("tokens_per_j", 3))), str(row.get("remark", "")))
+        table.add_row(str(row["ctx"]), str(row["concurrency"]), *(
+            f"{row[key]:.{digits}f}" if key in row else "-" for key, _, digits in COLUMNS), str(row.get("remark", "")))
     Console(highlight=False).print(table)
 
 
@@ -110,25 +114,9 @@ def _row(label: str, context: int, level: int, outcome: Measurement | Crash) -> 
     row: dict[str, Any] = {"config": label, "ctx": context, "concurrency": level}
     if isinstance(outcome, Crash):
         return row | {"crash_signature": outcome.signature, "remark": f"crash: {outcome.category} at {outcome.stage}"}
-    remarks = [*outcome.reasons, *outcome.energy.reasons]
-    if outcome.energy.assumed:
-        remarks.append("watts assumed")
-    found = {
-        "tokens_per_s": outcome.tokens_per_s, "per_request_tokens_per_s": _per_request(outcome),
-        "wall_s": outcome.window_s, "prompt_tokens": outcome.prompt_tokens, "watts": outcome.energy.watts,
-        "tokens_per_j": outcome.tokens_per_j, "accept_length": outcome.accept_length,
-        "relative_error": outcome.relative_error, "energy_source": outcome.energy.source,
-        "ttft_p50_ms": outcome.ttft_ms.p50 if outcome.ttft_ms else None,
-        "tpot_p50_ms": outcome.tpot_ms.p50 if outcome.tpot_ms else None,
-        "remark": "; ".join(remarks),
-    }
-    return row | {key: value for key, value in found.items() if value is not None}
-
-
-def _per_request(m: Measurement) -> float | None:
-    """Median decoding speed of one request in tokens/s; None without TPOT."""
-    return 1000 / m.tpot_ms.p50 if m.tpot_ms is not None and m.tpot_ms.p50 > 0 else None
-
-
-def _number(row: Mapping[str, Any], key: str, digits: int) -> str:
-    return f"{row[key]:.{digits}f}" if key in row else "-"
+    energy, figures = outcome.energy, figures_of(outcome)
+    row |= {name: figures[name] for name in FIGURES if name in figures}
+    if (tpot_ms := figures.get("tpot_p50_ms", 0.0)) > 0:
+        row["per_request_tokens_per_s"] = 1000 / tpot_ms
+    remarks = [*outcome.reasons, *energy.reasons, *(["watts assumed"] if energy.assumed else [])]
+    return row | {"wall_s": outcome.window_s, "energy_source": energy.source, "remark": "; ".join(remarks)}

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotune.records import Config, HostCannotRun, config_key
-from autotune.search.protocol import Measured, Observation, Pivot, Strategy
+from autotune.search.protocol import Measured, Observation, Strategy
 from autotune.storage.locks import is_here, owner_alive
 from autotune.storage.schema import PivotFile
 from autotune.storage.study import Study, StudyMismatch
 from autotune.storage.trial import TrialRecord
+from autotune.tuning import ProgressListener
 from autotune.utils.files import read_plain, write_json
 
 HOST_CONDITIONS = {"devices": "its GPUs (or CPU)", "engine_version": "its engine's version"}
@@ -71,12 +72,13 @@ class StudySync:
         return next((record for record in self._measured.get((key, config_key(load)), [])
                      if config_key(self.study.space.split(record.config)[0]) != config_key(server)), None)
 
-    def pivots(self) -> list[Pivot]:
-        """New pivots of the strategy, added to pivots.jsonl."""
+    def pivots(self, listener: ProgressListener) -> None:
+        """Add new pivots of the strategy to pivots.jsonl."""
         pivots = self.strategy.pivots()
-        new = [pivot for pivot in pivots[self._pivots:] if PivotFile(self.folder).add(pivot.to_json())]
+        for pivot in pivots[self._pivots:]:
+            if PivotFile(self.folder).add(pivot.to_json()):
+                listener.pivot(pivot)
         self._pivots = len(pivots)
-        return new
 
 
 def observation_of(study: Study, record: TrialRecord) -> Observation:

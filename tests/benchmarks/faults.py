@@ -86,9 +86,10 @@ def make(folder: pathlib.Path, fault: str = "none", at: str = "serving", env: di
     return Site.make(folder, space, standin({}, args=[host]), env)
 
 
+# A window that lasts long enough for a fault to come in it
 LONGER = {"window_s": 3.0, "window_max_s": 3.5}
-"""A window that something can be done to before it is over."""
 QUIET = ("power=none", "objective=tokens_per_s", "study.storage_wait_s=300")
+IMPATIENT = (*QUIET[:2], "study.storage_wait_s=4")
 
 
 def clean(site: Site, within_s: float = 3.0, running: bool = False) -> None:
@@ -107,7 +108,8 @@ def states(site: Site) -> str:
 
 
 def measured(site: Site) -> None:
-    """Both configurations of a study without a faulty one were measured, once."""
+    """Nothing is left, and both configurations of a study without a faulty one were measured, once."""
+    clean(site)
     need([t.measured for t in site.trials()] == [True, True], f"{states(site)}: {site.said()[-300:]!r}")
 
 
@@ -143,6 +145,26 @@ def finished(site: Site, tuner: subprocess.Popen[bytes], code: int, says: str = 
     need("Traceback (most recent call last)" not in site.said(), f"a traceback: {site.said()[-600:]!r}")
 
 
+@contextlib.contextmanager
+def survived(site: Site, *overrides: str, after: str = "", says: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """A study that a fault does not harm: the body commits it once the tuner has said `after`."""
+    with started(site, *overrides) as tuner:
+        if after:
+            site.wait_for(after, tuner)
+        yield tuner
+        finished(site, tuner, 0, says)
+    measured(site)
+
+
+def stopped(site: Site, tuner: subprocess.Popen[bytes]) -> int:
+    """The tuner could not go on: 1 or 4 and a line that says that the study is kept."""
+    code = tuner.wait(PATIENCE_S)
+    need(code in (1, 4), f"exit {code}: {site.said()[-300:]!r}")
+    need("Traceback" not in site.said() and "the study is kept" in " ".join(site.said().split()),
+         f"says {site.said()[-300:]!r}")
+    return code
+
+
 def well(trials: list[Trial]) -> int:
     """The exit code of a study that ran to its end: 3 where this machine was too busy for any window to be compared."""
     return 0 if any(t.state == "COMPLETE" for t in trials) else 3
@@ -172,11 +194,8 @@ def engine(fault: str, at: str, stages: tuple[str, ...], categories: tuple[str, 
 
 def harmless(fault: str, folder: pathlib.Path) -> str:
     """A server that serves well and is hard to end: measured like any other, and ended all the same."""
-    site = make(folder, fault, "serving")
-    with started(site) as tuner:
-        finished(site, tuner, 0)
-    clean(site)
-    measured(site)
+    with survived(make(folder, fault, "serving")):
+        pass
     return "measured, nothing left"
 
 
@@ -185,17 +204,13 @@ def harmless(fault: str, folder: pathlib.Path) -> str:
 
 def port_stolen(folder: pathlib.Path) -> str:
     site = make(folder, stage_s=0.3)
-    with started(site) as tuner, socket.socket() as thief:
+    with socket.socket() as thief, survived(site) as tuner:
         command = site.study / "launches" / "0001" / "command.json"
         while not command.exists() and tuner.poll() is None:
             time.sleep(0.002)
         thief.bind(("127.0.0.1", json.loads(command.read_text())["port"]))
         thief.listen()
-        finished(site, tuner, 0)
-        log = "".join(p.read_text() for p in site.study.glob("logs/*.jsonl"))
-        need("was taken" in log, "the theft was not noticed")
-    clean(site)
-    measured(site)
+    need("was taken" in "".join(p.read_text() for p in site.study.glob("logs/*.jsonl")), "the theft was not noticed")
     return "started again on another port, all measured"
 
 
@@ -237,13 +252,10 @@ def disk_full_before(folder: pathlib.Path) -> str:
 def disk_full_during(folder: pathlib.Path) -> str:
     with small_disk(folder, 40) as place:
         site = make(folder, workload=LONGER)
-        with started(site, *QUIET[:2], "study.storage_wait_s=4") as tuner:
+        with started(site, *IMPATIENT) as tuner:
             site.wait_for(" window", tuner)
             filler = fill(place)
-            code = tuner.wait(PATIENCE_S)
-        need(code in (1, 4), f"exit {code}: {site.said()[-300:]!r}")
-        need("Traceback" not in site.said() and "the study is kept" in " ".join(site.said().split()),
-             f"says {site.said()[-300:]!r}")
+            code = stopped(site, tuner)
         left, _ = site.settled(3)
         need(not left, f"processes left: {left}")
         filler.unlink()
@@ -263,7 +275,7 @@ def disk_full_for_a_while(folder: pathlib.Path) -> str:
         clean(site)
         if code == well(site.trials()):
             return f"exit {code}, {states(site)}"
-        need(code in (1, 4) and "the study is kept" in " ".join(site.said().split()), site.said()[-300:])
+        stopped(site, tuner)
         return f"exit {code} with a clear line, {resumed(site)}"
 
 
@@ -280,56 +292,43 @@ def read_only_before(folder: pathlib.Path) -> str:
 
 def read_only_during(folder: pathlib.Path) -> str:
     site = make(folder, workload=LONGER)
-    with started(site, *QUIET[:2], "study.storage_wait_s=4") as tuner:
+    with started(site, *IMPATIENT) as tuner:
         site.wait_for(" window", tuner)
         locked = [site.study, site.study / "launches", *site.study.glob("launches/*")]
         if subprocess.run(["chattr", "+i", *map(str, locked)], capture_output=True, check=False).returncode:
             raise Skip("needs root and a file system with chattr")
         try:
-            code = tuner.wait(PATIENCE_S)
+            code = stopped(site, tuner)
         finally:
             subprocess.run(["chattr", "-i", *map(str, locked)], check=True)
-    need(code in (1, 4), f"exit {code}: {site.said()[-300:]!r}")
-    need("Traceback" not in site.said() and "the study is kept" in " ".join(site.said().split()),
-         f"says {site.said()[-300:]!r}")
     clean(site, running=True)
     return f"exit {code} with a clear line, {resumed(site)}"
 
 
 def database_locked(seconds: float, folder: pathlib.Path) -> str:
     site = make(folder)
-    with started(site) as tuner:
-        site.wait_for(" window", tuner)
-        with contextlib.closing(sqlite3.connect(site.study / "study.db", timeout=60, isolation_level=None)) as db:
-            db.execute("begin exclusive")
-            time.sleep(seconds)
-            db.execute("rollback")
-        finished(site, tuner, 0)
-    clean(site)
-    measured(site)
+    with survived(site, after=" window"), \
+            contextlib.closing(sqlite3.connect(site.study / "study.db", timeout=60, isolation_level=None)) as db:
+        db.execute("begin exclusive")
+        time.sleep(seconds)
+        db.execute("rollback")
     return "waited for, all measured"
 
 
 def database_gone(seconds: float, folder: pathlib.Path) -> str:
     site = make(folder)
-    with started(site) as tuner:
-        site.wait_for(" window", tuner)
-        away = site.study / "study.db.away"
-        (site.study / "study.db").rename(away)
+    with survived(site, after=" window"):
+        away = (site.study / "study.db").rename(site.study / "study.db.away")
         time.sleep(seconds)
         away.rename(site.study / "study.db")
-        finished(site, tuner, 0)
-    clean(site)
-    measured(site)
     return "waited for, all measured"
 
 
 def database_gone_for_good(folder: pathlib.Path) -> str:
     site = make(folder)
-    with started(site, *QUIET[:2], "study.storage_wait_s=4") as tuner:
+    with started(site, *IMPATIENT) as tuner:
         site.wait_for(" window", tuner)
-        away = site.study / "study.db.away"
-        (site.study / "study.db").rename(away)
+        away = (site.study / "study.db").rename(site.study / "study.db.away")
         finished(site, tuner, 1, "the study is kept")
     away.rename(site.study / "study.db")
     clean(site, running=True)
@@ -392,11 +391,9 @@ def gpu_busy(folder: pathlib.Path) -> str:
 
 
 def gpu_memory_kept(folder: pathlib.Path) -> str:
-    site, state = with_gpu(folder, "hold-gpu")
-    with started(site, *NVML) as tuner:
-        finished(site, tuner, 0, "not given back")
-    clean(site)
-    measured(site)
+    site, _ = with_gpu(folder, "hold-gpu")
+    with survived(site, *NVML, says="not given back"):
+        pass
     return "said, all measured"
 
 
@@ -413,56 +410,44 @@ def two_on_one_gpu(folder: pathlib.Path) -> str:
     return f"the second: exit 1 naming the first; the first: exit 0, {states(first)}"
 
 
-def clock_jumps(folder: pathlib.Path) -> str:
+def with_clock(folder: pathlib.Path, variable: str) -> tuple[Site, pathlib.Path]:
+    """A study with a clock that is set through a file of seconds, and that file."""
     library = built("clock.c", "libclock.so")
     folder.mkdir(parents=True, exist_ok=True)
     offset = folder / "offset"
     offset.write_text("0\n")
-    site = make(folder, env={"LD_PRELOAD": str(library), "FAKE_CLOCK": str(offset)})
-    with started(site) as tuner:
-        site.wait_for(" window", tuner)
+    return make(folder, env={"LD_PRELOAD": str(library), variable: str(offset)}), offset
+
+
+def clock_jumps(folder: pathlib.Path) -> str:
+    site, offset = with_clock(folder, "FAKE_CLOCK")
+    with survived(site, after=" window") as tuner:
         offset.write_text("90000\n")
         site.wait_for("launch 2", tuner)
         offset.write_text("-200000\n")
-        finished(site, tuner, 0)
-    clean(site)
-    measured(site)
     need(all(0 < t.attrs["cost_s"] < 300 and 0 < t.attrs["window_s"] < 10 for t in site.trials()), "times are off")
     return "all measured, no time off"
 
 
 def asleep(folder: pathlib.Path) -> str:
     """The machine sleeps in a window: CLOCK_BOOTTIME runs on, CLOCK_MONOTONIC does not."""
-    library = built("clock.c", "libclock.so")
-    folder.mkdir(parents=True, exist_ok=True)
-    offset = folder / "offset"
-    offset.write_text("0\n")
-    site = make(folder, env={"LD_PRELOAD": str(library), "FAKE_BOOT": str(offset)})
-    with started(site) as tuner:
-        site.wait_for(" window", tuner)
+    site, offset = with_clock(folder, "FAKE_BOOT")
+    with survived(site, after=" window", says="the machine was suspended for 3600 s"):
         offset.write_text("3600\n")
-        finished(site, tuner, 0, "the machine was suspended for 3600 s")
-    clean(site)
-    measured(site)
     return "measured again, all measured"
 
 
 def suspended(when: str, seconds: float, folder: pathlib.Path) -> str:
     """The whole tree stopped for longer than the limits of a stage and of a token."""
     site = make(folder, stage_s=1.0 if when == "load" else 0.02)
-    with started(site) as tuner:
-        site.wait_for(f" {when}", tuner)
-        for _ in range(3):  # whoever was born meanwhile is caught in the next round
+    with survived(site, after=f" {when}") as tuner:
+        for number in (signal.SIGSTOP, signal.SIGSTOP, signal.SIGSTOP, signal.SIGCONT):
+            # processes that were born during a round are caught in the next one
+            if number == signal.SIGCONT:
+                time.sleep(seconds)
             for pid in {*site.processes(), *tree(tuner.pid)}:
                 with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGSTOP)
-        time.sleep(seconds)
-        for pid in {*site.processes(), *tree(tuner.pid)}:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGCONT)
-        finished(site, tuner, 0)
-    clean(site)
-    measured(site)
+                    os.kill(pid, number)
     need(all(t.attrs["window_s"] < seconds / 2 for t in site.trials()), "the sleep was measured")
     return "all measured, the sleep not measured"
 
@@ -476,7 +461,6 @@ def two_tuners(folder: pathlib.Path) -> str:
         code, said = two.wait(60), (folder / "second.log").read_text()
         need(code == 1 and f"another autotune (pid {one.pid})" in said, f"the second: exit {code}, {said!r}")
         finished(site, one, 0)
-    clean(site)
     measured(site)
     return "the second: exit 1 naming the first; the first: exit 0, all measured"
 
@@ -519,14 +503,10 @@ def supervisor_killed(folder: pathlib.Path) -> str:
 
 def client_killed(folder: pathlib.Path) -> str:
     site = make(folder, workload=LONGER)
-    with started(site) as tuner:
-        site.wait_for(" window", tuner)
+    with survived(site, after=" window"):
         for pid, line in site.processes().items():
             if "autotune.loadgen.process" in line:
                 os.kill(pid, signal.SIGKILL)
-        finished(site, tuner, 0)
-    clean(site)
-    measured(site)
     return "measured again, all measured"
 
 
@@ -546,12 +526,12 @@ def campaign() -> list[Fault]:
     for at in ("load", "graph-capture"):
         add(f"hangs silently at {at}", f"PRUNED hang at {at}", engine, "hang", at, (at,), (), quick=at == "load")
     add("ready after the limit", "PRUNED hang at load", engine, "late", "load", ("load",), ())
-    for fault in ("hang", "frozen", "hang-healthy"):
+    for fault in ("hang", "frozen", "silent"):
         add(f"{fault} under load", "PRUNED at serving", engine, fault, "serving", ("serving",), (),
-            quick=fault == "hang-healthy")
-    for fault in ("error-answers", "cut-streams", "malformed-sse", "endless-sse", "die-under-load"):
+            quick=fault == "silent")
+    for fault in ("http500", "cut", "malformed", "endless", "die-under-load"):
         add(f"{fault} under load", "PRUNED at serving", engine, fault, "serving", ("serving",), (),
-            quick=fault in ("cut-streams", "endless-sse", "die-under-load"))
+            quick=fault in ("cut", "endless", "die-under-load"))
     add("answers garbage", "PRUNED at warmup", engine, "garbage", "serving", ("warmup",), ())
     add("floods its log with 1 GB", "PRUNED at load", engine, "flood", "load", ("load",), (),
         env={"STANDIN_FLOOD_MB": "1000"})

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -23,8 +24,7 @@ from autotune.executors.base import LaunchCancelled
 from autotune.executors.local import LocalExecutor
 from autotune.executors.parallel import LaunchPool, ParallelExecutor, side_by_side
 from autotune.executors.topology import Layout, Unit, cores, listed, of_cores, pinned, split
-from autotune.records import Config, HostCannotRun, UsageError, Value
-from autotune.search.protocol import Launch, Stop
+from autotune.records import HostCannotRun, UsageError, Value
 from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
 from autotune.storage.trial import TrialRecord
@@ -64,22 +64,16 @@ def test_a_launch_gets_gpus_that_lie_together_and_leaves_others_together() -> No
         host.choose({0, 1}, 3)
 
 
-def test_topology_and_cores_come_from_nvml(library: pathlib.Path) -> None:
-    done = run_with(library, "\n".join(SHARED) + "\n", "-c", LOOK)
+@pytest.mark.parametrize("known", [True, False])
+def test_topology_and_cores_come_from_nvml_else_gpus_are_alike(library: pathlib.Path, known: bool) -> None:
+    lines = [line for line in SHARED if known or not re.search(r"\.(node|cpus|links) ", line)]
+    done = run_with(library, "\n".join(lines) + "\n", "-c", LOOK)
     assert done.returncode == 0, done.stderr
     apart, units = json.loads(done.stdout)
-    assert apart == [list(row) for row in layout().apart]
+    assert apart == [list(row) for row in layout().apart] if known else \
+        {d for i, row in enumerate(apart) for j, d in enumerate(row) if i != j} == {150.0}
     assert [index for index, _ in units] == list(range(8))
-    assert sorted(cpu for _, cpus in units[:4] for cpu in cpus) == [0, 1, 2, 3]
-    assert sorted(cpu for _, cpus in units for cpu in cpus) == list(range(8))
-
-
-def test_without_topology_gpus_are_all_alike_and_share_all_cores(library: pathlib.Path) -> None:
-    plain = [line for line in SHARED if ".node" not in line and ".cpus" not in line and ".links" not in line]
-    done = run_with(library, "\n".join(plain) + "\n", "-c", LOOK)
-    assert done.returncode == 0, done.stderr
-    apart, units = json.loads(done.stdout)
-    assert {d for i, row in enumerate(apart) for j, d in enumerate(row) if i != j} == {150.0}
+    assert not known or sorted(cpu for _, cpus in units[:4] for cpu in cpus) == [0, 1, 2, 3]
     assert sorted(cpu for _, cpus in units for cpu in cpus) == list(range(8))
 
 
@@ -100,7 +94,7 @@ def test_cores_are_shared_out_whole_and_by_numa_node(tmp_path: pathlib.Path) -> 
         of_cores(4096)
 
 
-def test_what_a_pinned_thread_starts_stays_on_its_cores_and_others_are_left_alone() -> None:
+def test_processes_of_a_pinned_thread_stay_on_its_cores() -> None:
     before = os.sched_getaffinity(0)
     one = {min(before)}
     seen: list[set[int]] = []
@@ -156,9 +150,10 @@ def test_slots_are_as_many_as_the_smallest_configuration_fits(tmp_path: pathlib.
 
 
 @pytest.mark.parametrize(("override", "says"), [
-    ("parallel.slots=0", "parallel.slots is a number"), ("parallel.slots=many", "parallel.slots is a number"),
+    ("parallel.slots=0", "parallel.slots must be auto or a number"),
+    ("parallel.slots=many", "parallel.slots must be auto or a number"),
     ("executor=ray", "with executor=ray, Ray places them")])
-def test_slots_that_are_none_are_one_line(tmp_path: pathlib.Path, override: str, says: str) -> None:
+def test_impossible_slots_are_refused_in_one_line(tmp_path: pathlib.Path, override: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         sized(tmp_path, *(["parallel.slots=2"] if "executor" in override else []), override)
 
@@ -239,41 +234,15 @@ def slotted(folder: pathlib.Path, servers: list[dict[str, Any]]) -> tuple[Any, P
     made = tuner(make_settings(folder), servers)
     assert isinstance(made.executor, LocalExecutor)
     host = two_groups(made.executor)
-    return dataclasses.replace(made, executor=host, strategy=Apart(made.strategy)), host
+    return dataclasses.replace(made, executor=host), host
 
 
-class Apart:
-    """A listed strategy that proposes nothing that is pending, which the list itself knows nothing of."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.busy = inner, list[Config]()
-
-    def propose(self) -> Launch | Stop:
-        whole = self.inner.servers
-        self.inner.servers = [server for server in whole if server not in self.busy]
-        try:
-            step: Launch | Stop = self.inner.propose()
-        finally:
-            self.inner.servers = whole
-        return step
-
-    def pending(self, server: Config, load: Config | None = None) -> None:
-        self.busy.append(server)
-
-    def done(self, server: Config) -> None:
-        if server in self.busy:
-            self.busy.remove(server)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
-def test_two_launches_run_side_by_side_and_say_so(tmp_path: pathlib.Path) -> None:
+def test_two_launches_run_side_by_side_and_record_their_neighbours(tmp_path: pathlib.Path) -> None:
     made, host = slotted(tmp_path, [{}, {"speed": 200}, {"flags": "b"}])
     made.run()
     found = made.study.records()
     assert [r.state for r in found] == ["COMPLETE"] * 6 and len({r.launch_id for r in found}) == 3
-    assert max(r.attrs["neighbours"] for r in found) == 1
+    assert max(r.launch.neighbours for r in found) == 1
     ports = {json.loads((made.folder / "launches" / f"{n:04d}" / "command.json").read_text())["port"]
              for n in (1, 2, 3)}
     assert len(ports) > 1 and host._free == {0, 1}
@@ -281,7 +250,7 @@ def test_two_launches_run_side_by_side_and_say_so(tmp_path: pathlib.Path) -> Non
     assert isinstance(alone, ParallelExecutor) and alone.capacity == 1 and alone.layout.units == host.layout.units[:1]
 
 
-def test_waiting_for_a_place_is_no_cost_of_a_configuration(tmp_path: pathlib.Path) -> None:
+def test_waiting_for_free_units_is_not_charged_to_the_configuration(tmp_path: pathlib.Path) -> None:
     made, host = slotted(tmp_path, [{}])
     taken = [host._wait(1, lambda stage, after_s: None) for _ in range(2)]
     plan = made._reserve()
@@ -299,19 +268,19 @@ def test_waiting_for_a_place_is_no_cost_of_a_configuration(tmp_path: pathlib.Pat
     thread.join()
 
 
-def test_what_neighbours_do_to_the_baseline_is_measured_once(tmp_path: pathlib.Path) -> None:
+def test_interference_is_measured_once(tmp_path: pathlib.Path) -> None:
     made, host = slotted(tmp_path, [{}])
     told = interference.check(made, host)
     assert told is not None and told["count"] == 1 and len(told["alone"]) == len(told["beside"]) == 2
     assert told["change"] is not None and "1 neighbour of its kind" in interference.sentence(told)
     found = made.study.records()
-    assert [r.attrs["confirm"] for r in found] == ["alone", "beside", "beside", "alone"]
-    assert [r.attrs["neighbours"] for r in found] == [0, 1, 1, 0]
+    assert [r.confirm for r in found] == ["alone", "beside", "beside", "alone"]
+    assert [r.launch.neighbours for r in found] == [0, 1, 1, 0]
     assert made.study.attrs()["neighbours"] == told and interference.check(made, host) == told
     assert len(made.study.records()) == 4 and made.strategy.told == []  # no search learns from them
 
 
-def test_a_baseline_that_cannot_be_measured_says_so() -> None:
+def test_the_effect_of_neighbours_in_words() -> None:
     crashed = TrialRecord(0, "PRUNED", {}, None)
     told = interference.result([crashed, crashed], [crashed], 3)
     assert told["change"] is None and "could not be measured" in interference.sentence(told)
@@ -332,17 +301,17 @@ def test_a_study_screens_side_by_side_and_confirms_alone(tmp_path: pathlib.Path,
         **os.environ, "PYTHONPATH": ROOT, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(library / "state")})
     assert done.returncode == 0, done.stdout + done.stderr
     study = Study.open(sqlite_url(settings.folder), "t", settings.space, {}, create=False)
-    searched = [r for r in study.records() if "confirm" not in r.attrs]
-    confirmed = [r for r in study.records() if r.attrs.get("confirm_after")]
-    assert max(r.attrs["neighbours"] for r in searched) > 0
-    assert confirmed and all("neighbours" not in r.attrs for r in confirmed)
+    searched = [r for r in study.records() if r.confirm is None]
+    confirmed = [r for r in study.records() if r.start.confirm_after]
+    assert max(r.launch.neighbours or 0 for r in searched) > 0
+    assert confirmed and all(r.launch.neighbours is None for r in confirmed)
     assert study.attrs()["neighbours"]["count"] == 1
     ran = {r.launch_id: lifetime(settings, r) for r in searched}
     gpus = {r.launch_id: placed(settings, r) for r in searched}
     beside = [(a, b) for a in ran for b in ran if a != b and ran[a][0] < ran[b][1] and ran[b][0] < ran[a][1]]
     assert beside and not any(gpus[a] & gpus[b] for a, b in beside)
     report = (settings.folder / "report.md").read_text()
-    assert "had others beside them, for screening only: with 1 neighbour of its kind" in report
+    assert "ran beside others, for screening only: with 1 neighbour of its kind" in report
 
 
 def lifetime(settings: Settings, record: TrialRecord) -> tuple[float, float]:

@@ -122,7 +122,7 @@ def test_a_node_killed_mid_launch_loses_and_doubles_nothing(cluster: Any, tmp_pa
     nothing_twice(found)
     assert {r.state for r in found} <= {"COMPLETE", "PRUNED", "FAIL"}
     failed = [r for r in found if r.state == "FAIL"]
-    assert len(failed) == 1 and "its host is lost" in failed[0].attrs["fail_reason"], said
+    assert len(failed) == 1 and "its host is lost" in failed[0].start.fail_reason, said
     ended = [r for r in found if r.state != "FAIL"]
     assert any(r.config == failed[0].config for r in ended) or failed[0].config != ended[0].config
     assert any(r.feasible for r in ended) and "launch script" in said

@@ -1,29 +1,48 @@
-"""An engine stand-in: a real process that speaks a server's protocol and fails on command.
+"""A fake inference server: a real process that speaks the protocols of real ones, fast, and fails on command.
 
-    python tests/fakes/standin.py --port 0 --fault hang --at load
+It answers /v1/completions, /v1/chat/completions and /generate (SGLang's own) with made-up tokens at set times, and
+/health, /server_info, /v1/models and /metrics. Two ways to start it:
 
-Stages are printed as log marks in order. Faults: see FAULTS. It answers /health, /server_info, /v1/models,
-/metrics and /v1/completions (streamed or not, usage in the last chunk), `--tokens-per-s` per request.
+    python tests/fakes/standin.py --port-file P --truth T.jsonl --itl-ms 10 --fault cut:7
+    python tests/fakes/standin.py --port 30000 --fault hang --at load --tokens-per-s 100
+
+With --port-file it serves at once. When it ends, --truth gets a line for every request: the CLOCK_MONOTONIC seconds at
+which the kernel received it and at which each token was sent. Without --port-file it is an engine: it prints the log
+mark of each stage before it serves, and --fault happens at stage --at. Faults of stage `serving` spare the first
+request, with which a tuner checks that the server is ready; KIND:EVERY is a fault of every so many-th request.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import hashlib
+import heapq
 import json
+import math
 import os
+import pathlib
+import random
+import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
+from typing import Any
 
+WORDS = ("the", "of", "a", "tree", "draft", "token", "joule", "server", "block", "verify", "accept", "watt", "long",
+         "short", "batch", "cache", "page", "rank", "graph", "stream", "slow", "fast", "one", "two", "three", "four")
+SO_TIMESTAMPNS = 35  # of Linux, socket(7); Python has no name for it
 MARKS = {"device-init": "Init device", "nccl-init": "Init torch distributed begin", "load": "Load weight begin",
          "kv-alloc": "Load weight end", "graph-capture": "Capture cuda graph begin", "warmup": "Warmup begin"}
-FAULTS = ("none", "exit", "silent-exit", "segfault", "killed", "hang", "error-answers", "cut-streams", "malformed-sse",
-          "endless-sse", "garbage", "flood", "not-utf8", "ignore-sigterm", "grandchildren", "die-under-load",
-          "hang-healthy", "keep-port", "late", "frozen", "hold-gpu")
+# Faults of one answer
+ANSWERS = ("http500", "http429", "error_event", "abort", "cut", "reset", "malformed", "stall", "empty", "close_idle",
+           "silent", "bad_http", "endless", "garbage")
+# Faults of a stage, and of a request at stage `serving` after --after requests
 AT_ONCE = ("exit", "silent-exit", "segfault", "killed", "hang", "flood", "not-utf8", "frozen")
-"""Faults of a stage that may also come under load, at stage serving, after `--after` requests."""
+# Faults of the process
+PROCESS = (*AT_ONCE, "late", "hold-gpu", "ignore-sigterm", "grandchildren", "keep-port", "die-under-load")
 SLEEPER = "import os,time; os.setsid(); time.sleep(600)  # of the stand-in on port %d"
 
 
@@ -32,7 +51,7 @@ def say(text: str) -> None:
 
 
 def misbehave(fault: str, message: str) -> None:
-    """What a fault at start does, once its stage is reached."""
+    """Commit a fault of a stage."""
     if fault == "exit":
         say(f"Traceback (most recent call last):\n  File \"server.py\", line 1, in load\nRuntimeError: {message}")
         sys.exit(1)
@@ -61,157 +80,475 @@ def misbehave(fault: str, message: str) -> None:
         time.sleep(float(os.environ.get("STANDIN_LATE_S", "30")))
 
 
+class Stream:
+    """One request being answered."""
+
+    def __init__(self, number: int, api: str, body: dict[str, Any], received: float, args: argparse.Namespace) -> None:
+        sampling = body.get("sampling_params", body)
+        self.number, self.api, self.received = number, api, received
+        self.wanted = int(sampling.get("max_new_tokens" if api == "sglang" else "max_tokens", 16))
+        prompt = body.get("prompt", body.get("text", body.get("input_ids", body.get("messages", ""))))
+        text = json.dumps(prompt)
+        self.prompt_tokens = len(prompt) if isinstance(prompt, list) else max(1, round(len(prompt) / args.chars))
+        self.seed = hashlib.sha256(text.encode()).hexdigest()
+        options = body.get("stream_options") or {}
+        self.usage_wanted = bool(options.get("include_usage"))
+        self.continuous = bool(options.get("continuous_usage_stats"))
+        self.stream = bool(body.get("stream"))
+        self.sent: list[float] = []
+        self.counts: list[int] = []
+        self.tokens = self.steps = 0
+        self.fault: str | None = None
+        self.words = self._words(args)
+
+    def _words(self, args: argparse.Namespace) -> list[str]:
+        """Greedy output: a function of the prompt; `--noise` flips tokens at random, `--corrupt` always."""
+        rng = random.Random(self.seed)
+        if not (args.loop or args.noise or args.corrupt):
+            return rng.choices(WORDS, k=self.wanted)
+        words = []
+        noise = random.Random() if args.noise else None
+        for position in range(self.wanted):
+            word = rng.choices(WORDS)[0]
+            if args.loop:
+                word = WORDS[position % 3]
+            if noise is not None and noise.random() < args.noise:
+                rng, noise = random.Random(random.random()), None
+                word = rng.choices(WORDS)[0]
+            if args.corrupt and position % args.corrupt == args.corrupt - 1:
+                word = "XX"
+            words.append(word)
+        return words
+
+
+def arrival(beside: list[tuple[int, int, bytes]]) -> float:
+    """When the kernel got what was just read, by its time stamp; now, where it gives none."""
+    now = time.monotonic()
+    for level, kind, data in beside:
+        if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS):
+            seconds, nanoseconds = struct.unpack("qq", data[:16])
+            ago = time.time() - float(seconds) - float(nanoseconds) / 1e9
+            return now - max(0.0, ago)
+    return now
+
+
+class Connection:
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.data = b""
+        self.stream: Stream | None = None
+        self.out = b""
+        self.corked = self.watched = False
+
+
 class Server:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.served = self.tokens = 0
+        self.rng = random.Random(args.seed)
+        self.listener = socket.create_server((args.host, args.port), backlog=4096)
+        self.listener.setblocking(False)
+        self.poller = select.epoll()
+        self.poller.register(self.listener, select.EPOLLIN)
+        self.connections: dict[int, Connection] = {}
+        self.due: list[tuple[float, int, Connection, Stream]] = []
+        self.streams: list[Stream] = []
+        self.total_tokens = self.total_steps = self.running = 0
+        self.order = 0
+        self.ended = False
+        self.started = time.monotonic()
 
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def run(self) -> None:
+        if self.args.port_file:
+            path = pathlib.Path(self.args.port_file)
+            part = path.with_suffix(".part")
+            part.write_text(str(self.listener.getsockname()[1]))
+            part.replace(path)
+        while not self.ended:
+            wait = max(0.0, self.due[0][0] - time.monotonic()) if self.due else 0.2
+            for fd, mask in self.poller.poll(min(wait, 0.2)):
+                if fd == self.listener.fileno():
+                    self.accept()
+                elif fd in self.connections:
+                    self.ready(self.connections[fd], mask)
+            now = time.monotonic()
+            while self.due and self.due[0][0] <= now:
+                _, _, connection, stream = heapq.heappop(self.due)
+                if connection.stream is stream:
+                    self.advance(connection, stream)
+            if self.args.die_after_s and now - self.started > self.args.die_after_s:
+                os._exit(7)
+        if self.args.truth:
+            with open(self.args.truth, "w", encoding="utf-8") as file:
+                for s in self.streams:
+                    file.write(json.dumps({"number": s.number, "received": s.received, "sent": s.sent, "fault": s.fault,
+                                           "counts": s.counts, "tokens": s.tokens, "wanted": s.wanted,
+                                           "prompt_tokens": s.prompt_tokens, "steps": s.steps}) + "\n")
+
+    def end(self, *_: object) -> None:
+        """Handle a signal: leave the loop, so that the truth is written."""
+        self.ended = True
+
+    def accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self.listener.accept()
+            except BlockingIOError:
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+            self.connections[sock.fileno()] = Connection(sock)
+            self.poller.register(sock, select.EPOLLIN)
+
+    def ready(self, c: Connection, mask: int) -> None:
+        if mask & select.EPOLLOUT:
+            self.send(c, b"")
+            return
         try:
-            while line := await reader.readline():
-                method, path, _ = line.decode("latin-1").split(" ", 2)
-                length = 0
-                while (header := await reader.readline()) not in (b"\r\n", b""):
-                    name, _, value = header.decode("latin-1").partition(":")
-                    if name.lower() == "content-length":
-                        length = int(value)
-                body = await reader.readexactly(length) if length else b""
-                await self.answer(method, path, body, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, ValueError):
-            pass
-        finally:
-            writer.close()
+            data, beside, _, _ = c.sock.recvmsg(1 << 20, socket.CMSG_SPACE(16))
+        except OSError:
+            data, beside = b"", []
+        if not data:
+            self.drop(c)
+            return
+        c.data += data
+        head, end, rest = c.data.partition(b"\r\n\r\n")
+        if not end:
+            return
+        lines = head.decode("latin-1").split("\r\n")
+        method, path, _ = lines[0].split(" ", 2)
+        length = next((int(x.split(":")[1]) for x in lines[1:] if x.lower().startswith("content-length:")), 0)
+        if len(rest) < length:
+            return
+        c.data = rest[length:]
+        self.request(c, method, path, rest[:length], arrival(beside))
 
-    async def answer(self, method: str, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
-        fault = self.args.fault if self.args.at == "serving" else "none"
-        if path == "/health":
-            return self.reply(writer, 200, {})
-        if path == "/server_info":
-            return self.reply(writer, 200, {"flags": self.args.flags, "tokens_per_s": self.args.tokens_per_s,
-                                             "fault": self.args.fault, "api_key": self.args.api_key or None,
-                                             "argv": sys.argv[1:]})
-        if path == "/v1/models":
-            return self.reply(writer, 200, {"data": [{"id": "standin"}]})
-        if path == "/metrics":
-            return self.reply(writer, 200, f"standin:generation_tokens_total {self.tokens}\n")
-        if path != "/v1/completions" or method != "POST":
-            return self.reply(writer, 404, {"error": {"message": "not here"}})
-        self.served += 1
-        past_start = self.served > 1  # the readiness check gets a good answer
-        if fault == "die-under-load" and self.served > self.args.after:
+    def request(self, c: Connection, method: str, path: str, body: bytes, now: float) -> None:
+        if method == "GET":
+            self.get(c, path)
+            return
+        self.kill_if_due()
+        api = {"/generate": "sglang", "/v1/chat/completions": "chat", "/v1/completions": "openai"}.get(path)
+        try:
+            value = json.loads(body)
+        except ValueError:
+            api = None
+        if api is None or method != "POST":
+            self.plain(c, 400, {"error": {"message": f"{method} {path} with {len(body)} bytes is not served here"}})
+            return
+        s = Stream(len(self.streams), api, value, now, self.args)
+        self.streams.append(s)
+        s.fault = self.fault(s.number)
+        if s.fault in ("http500", "http429"):
+            self.plain(c, int(s.fault[4:]), {"error": {"message": "made to fail"}})
+            return
+        if s.fault == "garbage":
+            self.answer(c, 200, "application/json", b"<html>this is no completion</html>")
+            return
+        if s.fault == "bad_http":
+            self.send(c, b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
+            return
+        if s.fault == "silent":
+            return
+        if not s.stream:
+            text = " ".join(s.words) + self.echoed()
+            s.tokens = s.wanted
+            self.total_tokens += s.tokens
+            usage = {"prompt_tokens": s.prompt_tokens, "completion_tokens": s.wanted}
+            self.plain(c, 200, {"text": text, "meta_info": usage} if api == "sglang" else
+                       {"choices": [{"text": text, "message": {"content": text}, "finish_reason": "length"}],
+                        "usage": usage})
+            return
+        c.stream = s
+        self.running += 1
+        framing = {"chunked": "Transfer-Encoding: chunked\r\n", "close": "Connection: close\r\n"}[self.args.framing]
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{framing}\r\n".encode()
+        self.send(c, head)
+        if s.fault == "error_event":
+            self.event(c, json.dumps({"error": {"message": "prompt is too long", "code": 400}}))
+            self.event(c, json.dumps({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}))
+            self.finish(c, s)
+            return
+        if self.echoed() and s.number % 3 == 2:
+            self.event(c, json.dumps({"error": {"message": f"no access{self.echoed()}"}}))
+            self.finish(c, s)
+            return
+        if s.fault == "empty":
+            self.finish(c, s)
+            return
+        if self.args.ping:
+            self.write(c, b": ping\n\n")
+        if api == "chat":
+            self.event(c, json.dumps({"choices": [{"delta": {"role": "assistant", "content": ""}}]}))
+        self.plan(c, s, s.received + self.args.ttft_ms / 1000)
+
+    def fault(self, number: int) -> str | None:
+        for spec in self.args.fault:
+            kind, _, every = spec.partition(":")
+            spared = (number + 1) % int(every) if every else self.args.at != "serving" or (
+                number == 0 and kind != "garbage")
+            if kind in ANSWERS and not spared:
+                return str(kind)
+        return None
+
+    def kill_if_due(self) -> None:
+        """Commit a process fault of stage `serving`."""
+        if self.args.at != "serving" or len(self.streams) < self.args.after:
+            return
+        if "die-under-load" in self.args.fault:
             say("RuntimeError: CUDA error: out of memory while serving")
             os._exit(1)
-        if fault in AT_ONCE and self.served > self.args.after:
-            misbehave(fault, self.args.message)
-        if fault == "hang-healthy" and past_start:
-            await asyncio.sleep(3600)
-        if fault == "error-answers" and past_start:
-            return self.reply(writer, 500, {"error": {"message": "internal error"}})
-        if fault == "garbage":
-            return self.reply(writer, 200, "<html>this is no completion</html>")
-        await self.complete(json.loads(body), writer, fault if past_start else "none")
-        return None
-
-    def reply(self, writer: asyncio.StreamWriter, status: int, content: object) -> None:
-        data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
-        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\nContent-Type: application/json\r\n\r\n"
-                     .encode() + data)
-
-    async def complete(self, ask: dict[str, object], writer: asyncio.StreamWriter, fault: str) -> None:
-        count = int(str(ask.get("max_tokens", 16)))
-        prompt = len(str(ask.get("prompt", "")).split())
-        usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
-        told = self.echoed()
-        if not ask.get("stream"):
-            self.tokens += count
-            return self.reply(writer, 200, {"choices": [{"text": " ".join(f"word{i}" for i in range(count)) + told}],
-                                            "usage": usage})
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-        if told and self.served % 3 == 0:
-            self.event(writer, {"error": {"message": f"no access{told}"}})
-            self.chunk(writer, b"data: [DONE]\n\n")
-            return writer.write(b"0\r\n\r\n")
-        for index in range(count):
-            if fault == "cut-streams" and index == count // 2:
-                writer.transport.abort()
-                return None
-            if fault == "malformed-sse" and index == 1:
-                self.chunk(writer, b"data: {this is not json\n\n")
-            self.event(writer, {"choices": [{"index": 0, "text": "word ", "finish_reason": None}]})
-            self.tokens += 1
-            await writer.drain()
-            await asyncio.sleep(1 / self.args.tokens_per_s)
-        while fault == "endless-sse":
-            self.event(writer, {"choices": [{"index": 0, "text": "word ", "finish_reason": None}]})
-            await writer.drain()
-            await asyncio.sleep(0.001)
-        self.event(writer, {"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": usage})
-        self.chunk(writer, b"data: [DONE]\n\n")
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-        return None
+        for fault in AT_ONCE:
+            if fault in self.args.fault:
+                misbehave(fault, self.args.message)
 
     def echoed(self) -> str:
-        """Variables of the environment, as careless servers tell them."""
+        """Variables of the environment, which careless servers put into their answers."""
         return "".join(f" {os.environ.get(name)}" for name in self.args.echo.split(",") if name)
 
-    def event(self, writer: asyncio.StreamWriter, content: object) -> None:
-        self.chunk(writer, b"data: " + json.dumps(content).encode() + b"\n\n")
+    def plan(self, c: Connection, s: Stream, at: float) -> None:
+        if self.args.align and self.args.itl_ms:  # as a server does that decodes all its requests in one step
+            step = self.args.itl_ms / 1000
+            at = self.started + math.ceil((at - self.started) / step) * step
+        self.order += 1
+        heapq.heappush(self.due, (at, self.order, c, s))
 
-    @staticmethod
-    def chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
-        writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+    def advance(self, c: Connection, s: Stream) -> None:
+        """The steps that are due; those of a burst are sent at once."""
+        c.corked = self.args.burst > 1
+        while c.stream is s and not self.step(c, s):
+            pass
+        if c.corked:
+            c.corked = False
+            self.send(c, b"")
+
+    def step(self, c: Connection, s: Stream) -> bool:
+        """One decode step: the tokens of one event. Whether the next one has to wait for its time."""
+        pattern = self.args.chunk_tokens
+        n = 1 if not s.tokens else pattern[s.steps % len(pattern)]
+        n = n if s.fault == "endless" else min(n, s.wanted - s.tokens)
+        begin, s.tokens, s.steps = s.tokens, s.tokens + n, s.steps + 1
+        if s.fault in ("cut", "reset", "malformed", "stall", "abort") and s.tokens * 2 >= s.wanted:
+            self.break_off(c, s)
+            return True
+        last = s.tokens >= s.wanted and s.fault != "endless"
+        text = " ".join(s.words[begin:s.tokens]) + " "
+        self.event(c, self.data(s, text, last))
+        if c.stream is not s:
+            return True
+        s.sent.append(time.monotonic())
+        s.counts.append(s.tokens)
+        self.total_tokens += n
+        self.total_steps += 1
+        if last:
+            if s.usage_wanted and self.args.usage != "none":
+                self.event(c, '{"choices":[],"usage":' + self.usage(s) + "}")
+            self.finish(c, s)
+        elif self.args.burst > 1 and len(s.sent) % self.args.burst:
+            return False
+        else:
+            jitter = 1 + self.args.jitter * (2 * self.rng.random() - 1) if self.args.jitter else 1
+            own_pace = self.args.jitter or self.args.tokens_per_s  # a step that came late makes the next ones late
+            self.plan(c, s, s.sent[-1] + self.args.itl_ms / 1000 * jitter if own_pace
+                      else max(s.sent[-1], self.due_time(s)))
+        return True
+
+    def due_time(self, s: Stream) -> float:
+        return s.received + float(self.args.ttft_ms + self.args.itl_ms * len(s.sent)) / 1000
+
+    def usage(self, s: Stream) -> str:
+        steps = f',"spec_verify_ct":{s.steps}' if self.args.speculative else ""
+        return f'{{"prompt_tokens":{s.prompt_tokens},"completion_tokens":{s.tokens}{steps}}}'
+
+    def data(self, s: Stream, text: str, last: bool) -> str:
+        if s.api == "sglang":
+            reason = f'{{"type":"length","length":{s.wanted}}}' if last else "null"
+            shown = " ".join(s.words[:s.tokens])
+            return (f'{{"text":"{shown}","meta_info":{{"id":"{s.number}","finish_reason":{reason},'
+                    + self.usage(s)[1:] + "}")
+        reason = '"length"' if last else "null"
+        usage = f',"usage":{self.usage(s)}' if s.continuous and self.args.usage == "full" else ""
+        piece = f'"delta":{{"content":"{text}"}}' if s.api == "chat" else f'"text":"{text}"'
+        return (f'{{"id":"cmpl-{s.number}","object":"text_completion","created":1700000000,"model":"stub","choices":'
+                f'[{{"index":0,{piece},"logprobs":null,"finish_reason":{reason},"matched_stop":null}}]{usage}}}')
+
+    def break_off(self, c: Connection, s: Stream) -> None:
+        if s.fault == "stall":
+            return
+        if s.fault == "malformed":
+            self.write(c, b"data: {\"choices\": [{\"text\": \n\n")
+            self.event(c, "[DONE]")
+        elif s.fault == "abort":
+            self.event(c, json.dumps({"text": "", "meta_info": {
+                "finish_reason": {"type": "abort", "message": "out of memory"}, "completion_tokens": s.tokens}}))
+            self.finish(c, s)
+            return
+        elif s.fault == "reset":
+            c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.running -= 1
+        c.stream = None
+        self.drop(c)
+
+    def finish(self, c: Connection, s: Stream) -> None:
+        if s.fault != "empty" or s.api != "sglang":
+            self.event(c, "[DONE]")
+        self.running -= 1
+        c.stream = None
+        if self.args.framing == "chunked":
+            self.send(c, b"0\r\n\r\n")
+        if self.args.framing == "close" or s.fault == "close_idle":
+            self.drop(c)
+
+    def event(self, c: Connection, data: str) -> None:
+        self.write(c, ("data: " + data + self.args.eol * 2).encode())
+
+    def write(self, c: Connection, payload: bytes) -> None:
+        """Send payload in the answer's framing; `--split` breaks it into pieces of that many bytes."""
+        if self.args.framing != "chunked":
+            self.send(c, payload)
+        elif self.args.split:
+            for i in range(0, len(payload), self.args.split):
+                piece = payload[i:i + self.args.split]
+                self.send(c, b"%x\r\n%b\r\n" % (len(piece), piece))
+        else:
+            self.send(c, b"%x\r\n%b\r\n" % (len(payload), payload))
+
+    def send(self, c: Connection, data: bytes) -> None:
+        data = c.out + data if c.out else data
+        if c.corked:
+            c.out = data
+            return
+        try:
+            sent = c.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.drop(c)
+            return
+        c.out = data[sent:]
+        if c.watched != bool(c.out):
+            c.watched = bool(c.out)
+            self.poller.modify(c.sock, select.EPOLLIN | (select.EPOLLOUT if c.out else 0))
+
+    def drop(self, c: Connection) -> None:
+        if self.connections.pop(c.sock.fileno(), None) is None:
+            return
+        self.running -= c.stream is not None
+        c.stream = None
+        self.poller.unregister(c.sock)
+        c.sock.close()
+
+    def get(self, c: Connection, path: str) -> None:
+        if path == "/metrics":
+            text = (f"# HELP stub:num_running_reqs running\n# TYPE stub:num_running_reqs gauge\n"
+                    f'stub:num_running_reqs{{model="stub",rank="0"}} {self.running}.0\n'
+                    f'stub:num_queue_reqs{{model="stub"}} {self.args.queued}\n'
+                    f'stub:num_retracted_reqs_total{{model="stub"}} {self.args.retracted * len(self.streams)}\n'
+                    f"stub:generation_tokens_total {self.total_tokens}\n"
+                    f"stub:verify_steps_total {self.total_steps}\n")
+            self.answer(c, 200, "text/plain; version=0.0.4", text.encode())
+        elif path == "/v1/models":
+            self.plain(c, 200, {"data": [{"id": "standin", "object": "model"}]})
+        elif path == "/server_info":
+            args = self.args
+            self.plain(c, 200, {"flags": args.flags, "tokens_per_s": args.tokens_per_s, "fault": ",".join(args.fault),
+                                "api_key": args.api_key or None, "argv": sys.argv[1:]})
+        else:
+            self.plain(c, 200 if path == "/health" else 404, {})
+
+    def plain(self, c: Connection, status: int, value: Any) -> None:
+        self.answer(c, status, "application/json", json.dumps(value).encode())
+
+    def answer(self, c: Connection, status: int, kind: str, body: bytes) -> None:
+        head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.send(c, head.encode() + body)
 
 
-async def serve(args: argparse.Namespace) -> None:
-    server = await asyncio.start_server(Server(args).handle, args.host, args.port)
-    if args.fault == "keep-port":  # a child in a session of its own has the listening socket, and ignores SIGTERM
-        descriptor = server.sockets[0].fileno()
-        os.set_inheritable(descriptor, True)
-        subprocess.Popen([sys.executable, "-c", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-                          + SLEEPER % args.port], close_fds=False)
-    say("The server is fired up and ready to roll!")
-    async with server:
-        await server.serve_forever()
+def arguments() -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--host", default="127.0.0.1")
+    p.add_argument("--port", type=int, default=0)
+    p.add_argument("--port-file", help="written once the server listens")
+    p.add_argument("--truth")
+    p.add_argument("--ttft-ms", type=float, default=20.0)
+    p.add_argument("--itl-ms", type=float, default=5.0)
+    p.add_argument("--tokens-per-s", type=float, help="speed of one request, in place of the two times")
+    p.add_argument("--align", action="store_true", help="all streams send at the same moments, --itl-ms apart")
+    p.add_argument("--burst", type=int, default=1, help="events sent at once, as a reader that lags behind sees them")
+    p.add_argument("--jitter", type=float, default=0.0, help="share by which each step's time varies")
+    p.add_argument("--chunk-tokens", type=lambda t: [int(x) for x in t.split(",")], default=[1])
+    p.add_argument("--speculative", action="store_true", help="report verify steps in the usage")
+    p.add_argument("--usage", choices=["full", "final", "none"], default="full")
+    p.add_argument("--framing", choices=["chunked", "close"], default="chunked")
+    p.add_argument("--split", type=int, default=0)
+    p.add_argument("--eol", type=lambda t: {"lf": "\n", "crlf": "\r\n"}[t], default="lf")
+    p.add_argument("--ping", action="store_true")
+    p.add_argument("--chars", type=float, default=4.0, help="characters per prompt token")
+    p.add_argument("--fault", action="append", default=[], help=f"none, {', '.join(PROCESS)}, or KIND[:EVERY] with "
+                   f"KIND of {', '.join(ANSWERS)}")
+    p.add_argument("--at", default="load", help=f"stage of the fault: serving, {', '.join(MARKS)}")
+    p.add_argument("--after", type=int, default=6, help="requests served before a process fault of stage serving")
+    p.add_argument("--message", default="CUDA error: something broke")
+    p.add_argument("--stage-s", type=float, default=0.02)
+    p.add_argument("--noise", type=float, default=0.0)
+    p.add_argument("--corrupt", type=int, default=0)
+    p.add_argument("--loop", action="store_true")
+    p.add_argument("--queued", type=int, default=0)
+    p.add_argument("--retracted", type=int, default=0)
+    p.add_argument("--die-after-s", type=float, default=0.0)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--flags", default="", help="anything, to tell configurations apart")
+    p.add_argument("--api-key", default="", help="printed in the log, as careless servers do")
+    p.add_argument("--admin-api-key", default="")
+    p.add_argument("--hf-token", default="")
+    p.add_argument("--say", default="", help="a file whose lines are printed at the start")
+    p.add_argument("--echo", default="", help="variables whose values answers and errors hold")
+    args = p.parse_args()
+    unknown = {f.partition(":")[0] for f in args.fault} - {"none", *ANSWERS, *PROCESS}
+    if unknown:
+        p.error(f"unknown fault {', '.join(unknown)}")
+    if args.tokens_per_s:
+        args.ttft_ms = args.itl_ms = 1000 / args.tokens_per_s
+    return args
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--fault", choices=FAULTS, default="none")
-    parser.add_argument("--at", default="load")
-    parser.add_argument("--message", default="CUDA error: something broke")
-    parser.add_argument("--after", type=int, default=6, help="die-under-load: requests served before")
-    parser.add_argument("--tokens-per-s", type=float, default=200.0, help="speed of one request")
-    parser.add_argument("--flags", default="", help="anything, to tell configurations apart")
-    parser.add_argument("--stage-s", type=float, default=0.02)
-    parser.add_argument("--api-key", default="", help="said in the log, as careless servers do")
-    parser.add_argument("--admin-api-key", default="")
-    parser.add_argument("--hf-token", default="")
-    parser.add_argument("--say", default="", help="a file whose lines are said at the start")
-    parser.add_argument("--echo", default="", help="variables whose values answers and errors hold")
-    args = parser.parse_args()
-    if args.fault in ("ignore-sigterm", "keep-port"):
+def stages(args: argparse.Namespace) -> None:
+    """Start as an engine does: print the log marks, and commit the fault of the stage that has one."""
+    if {"ignore-sigterm", "keep-port"} & set(args.fault):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if args.api_key:
         say(f"server_args=ServerArgs(port={args.port}, api_key='{args.api_key}')")
     if args.say:
-        with open(args.say) as lines:
-            for line in lines:
-                say(line.rstrip("\n"))
+        for line in pathlib.Path(args.say).read_text().splitlines():
+            say(line)
     for stage, mark in MARKS.items():
         say(mark)
         time.sleep(args.stage_s)
-        if stage == args.at:
-            misbehave(args.fault, args.message)
-    if args.fault == "grandchildren":
+        for fault in args.fault if stage == args.at else []:
+            misbehave(fault, args.message)
+    if "grandchildren" in args.fault:
         sleeper = SLEEPER % args.port
         for _ in range(3):
             subprocess.Popen([sys.executable, "-c", sleeper])
             subprocess.run([sys.executable, "-c", "import subprocess,sys;"
                             f"subprocess.Popen([sys.executable,'-c',{sleeper!r}],env={{}})"], check=True)
-    asyncio.run(serve(args))
+
+
+def main() -> None:
+    args = arguments()
+    if not args.port_file:
+        stages(args)
+    server = Server(args)
+    if args.port_file:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, server.end)
+    else:
+        if "keep-port" in args.fault:  # a child in a session of its own has the socket, and ignores SIGTERM
+            os.set_inheritable(server.listener.fileno(), True)
+            subprocess.Popen([sys.executable, "-c", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+                              + SLEEPER % args.port], close_fds=False)
+        say("The server is fired up and ready to roll!")
+    server.run()
 
 
 if __name__ == "__main__":

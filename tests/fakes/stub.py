@@ -11,12 +11,12 @@ import time
 from types import TracebackType
 from typing import Any
 
-SERVER = pathlib.Path(__file__).parent / "stub_server.py"
+SERVER = pathlib.Path(__file__).parent / "standin.py"
 START_S = 30.0
 
 
 class Stub:
-    """A running stub server; arguments are those of stub_server.py. `truth` is there once it has been stopped."""
+    """A running stub server; arguments are those of standin.py. `truth` is there once it has been stopped."""
 
     def __init__(self, folder: pathlib.Path, *arguments: str) -> None:
         self._port_file, self._truth_file = folder / "stub.port", folder / "stub.truth"

@@ -19,6 +19,7 @@ from autotune.power.meter import MeterUnavailable, NoMeter, Powered, PowerSettin
 from autotune.power.rapl import RaplMeter
 from autotune.power.registry import check_source, open_meter
 from autotune.records import UsageError
+from autotune.utils.validation import convert
 
 SETTINGS = PowerSettings(source="auto", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0)
 BURN = pathlib.Path(__file__).parent / "burn.py"
@@ -145,8 +146,9 @@ def test_auto_takes_the_first_that_works_and_none_is_no_energy() -> None:
         assert none.energy(none.read(), none.read()).joules is None
 
 
-def test_bad_power_settings_are_one_clear_line() -> None:
-    for changes, text in (({"source": "solar"}, "power='solar'"), ({"watts_per_core": 0.0}, "watts_per_core"),
-                          ({"sample_s": 0.001}, "sample_s"), ({"others": 10}, "power.others=10")):
-        with pytest.raises(UsageError, match=text):
-            check_source(dataclasses.replace(SETTINGS, **changes))
+@pytest.mark.parametrize(("changes", "text"), [
+    ({"source": "solar"}, "power='solar'"), ({"watts_per_core": 0.0}, "power.watts_per_core must be a number above 0"),
+    ({"sample_s": 0.001}, "power.sample_s must be 0.05 s or more"), ({"others": 10.0}, "power.others must be a share")])
+def test_bad_power_settings_are_one_clear_line(changes: dict[str, object], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        check_source(convert(dataclasses.asdict(SETTINGS) | changes, PowerSettings, "power."))

@@ -32,7 +32,7 @@ ODD: list[Any] = [None, 5, 0.5, "x", [], {}, True, [1, "a"], {"a": 1}, {"a": Non
 
 
 def resume(made: Made) -> None:
-    """What `tune` reads before it launches anything."""
+    """Read everything that `tune` reads before its first launch."""
     study, strategy, space = open_study(made.settings), make_strategy(made.settings), made.settings.space
     study.lead()
     study.fail_stale_trials()
@@ -47,7 +47,7 @@ def resume(made: Made) -> None:
 
 
 def report(made: Made) -> str:
-    """What is told of a study anywhere; returns what goes to the terminal."""
+    """Write every output about a study; returns the terminal's."""
     study = open_study(made.settings, create=False)
     story, out = read(made.settings, study), io.StringIO()
     print_summary(story, out)
@@ -109,24 +109,16 @@ def changed(made: Made, path: str, value: Any, number: int = 0) -> Any:
     return whole
 
 
-@pytest.mark.parametrize(("path", "value", "problem"), [
-    ("cost_s", "long", "cost_s must be a finite number, got 'long'"), ("cost_s", ..., "cost_s is missing"),
-    ("launch_s", float("inf"), "launch_s must be a finite number, got inf"),
-    ("score.reasons", [5], r"score.reasons\[0\] must be a text, got 5"),
-    ("score.ratios", {"ttft_p99_ms": "x"}, r"score.ratios\[...\] must be a finite number, got str"),
-    ("launch.argv", {}, "launch.argv must be a list, got {}"), ("outcome.type", "x", "outcome.type must be .*got 'x'"),
-    ("outcome.window_s", 0, "outcome.window_s must be a finite number > 1e-09, got 0"),
-    ("outcome.energy.source", "\ud800", "text must be valid Unicode")])
-@pytest.mark.parametrize("reader", [resume, report, export_it])
-def test_a_corrupt_outcome_is_one_line_that_names_the_value(
-        small: Made, reader: Callable[[Made], Any], path: str, value: Any, problem: str) -> None:
-    edit(small, "trial", "outcome", changed(small, path, value))
-    with pytest.raises(AutotuneError, match=f"corrupt study database: trial 0: outcome: {problem}.*{REMEDY}") as error:
-        reader(small)
-    assert error.value.exit_code == 1 and "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(("kind", "key", "value", "problem"), [
+    *(("outcome", *case) for case in (
+        ("cost_s", "long", "cost_s must be a finite number, got 'long'"), ("cost_s", ..., "cost_s is missing"),
+        ("launch_s", float("inf"), "launch_s must be a finite number, got inf"),
+        ("score.reasons", [5], r"score.reasons\[0\] must be a text, got 5"),
+        ("score.ratios", {"ttft_p99_ms": "x"}, r"score.ratios\[...\] must be a finite number, got str"),
+        ("launch.argv", {}, "launch.argv must be a list, got {}"),
+        ("outcome.type", "x", "outcome.type must be .*got 'x'"),
+        ("outcome.window_s", 0, "outcome.window_s must be a finite number > 1e-09, got 0"),
+        ("outcome.energy.source", "\ud800", "text must be valid Unicode"))),
     ("trial", "outcome", ..., "trial 0: outcome is missing"),
     ("trial", "outcome", [], r"trial 0: outcome: the value must be a mapping, got array"),
     ("trial", "launch_id", 1.5, "trial 0: launch_id must be a whole number, got 1.5"),
@@ -137,13 +129,16 @@ def test_a_corrupt_outcome_is_one_line_that_names_the_value(
     ("study", "confirmation", {"finalists": {"0": {"gain": 1}}}, r"finalists\[...\].verdict is missing"),
     ("study", "provenance", {"gpu": 8}, "provenance.gpu must be a list, got 8"),
     ("study", "stop", [], r"study local: stop must be a mapping, got \[\]")])
-@pytest.mark.parametrize("reader", [resume, report, export_it])
-def test_an_attribute_of_another_type_is_one_line_that_names_it(
-        small: Made, reader: Callable[[Made], Any], kind: str, key: str, value: Any, problem: str) -> None:
-    edit(small, kind, key, value)
-    with pytest.raises(AutotuneError, match=f"corrupt study database: .*{problem}.*{REMEDY}") as error:
-        reader(small)
-    assert error.value.exit_code == 1 and "\n" not in str(error.value)
+def test_a_corrupt_value_is_one_line_that_names_it(small: Made, kind: str, key: str, value: Any, problem: str) -> None:
+    if kind == "outcome":
+        edit(small, "trial", "outcome", changed(small, key, value))
+        problem = f"trial 0: outcome: {problem}"
+    else:
+        edit(small, kind, key, value)
+    for reader in (resume, report, export_it):
+        with pytest.raises(AutotuneError, match=f"corrupt study database: .*{problem}.*{REMEDY}") as error:
+            reader(small)
+        assert error.value.exit_code == 1 and "\n" not in str(error.value)
 
 
 PATHS = ["cost_s", "launch_s", "same_as", "score", "launch", "outcome", *(f"score.{name}" for name in (
@@ -243,11 +238,11 @@ def test_a_past_study_with_odd_attributes_is_named_before_anything_begins(small:
         begin_with_it(small)
 
 
-@pytest.mark.parametrize("line", [
-    '{"action": "close", "region": 5}', '{"action": "close", "region": {"nvls": [null]}}', '{"trials": "x"}',
-    '{"belief": "high", "action": "close", "region": {}}', '{"action": [], "region": {}}', '{"after_launches": 1e400}'])
-def test_a_pivot_that_is_none_is_left_out(small: Made, line: str) -> None:
-    (small.settings.folder / "pivots.jsonl").write_text(line + "\n")
+def test_a_pivot_that_is_none_is_left_out(small: Made) -> None:
+    (small.settings.folder / "pivots.jsonl").write_text("\n".join([
+        '{"action": "close", "region": 5}', '{"action": "close", "region": {"nvls": [null]}}', '{"trials": "x"}',
+        '{"belief": "high", "action": "close", "region": {}}', '{"action": [], "region": {}}',
+        '{"after_launches": 1e400}']))
     report(small)
 
 

@@ -123,7 +123,7 @@ def test_a_port_in_use_is_stepped_around(served: tuple[str, Made]) -> None:
 
 
 def browse(address: str, *options: str, folder: pathlib.Path) -> str:
-    """What headless Chromium prints for a page."""
+    """The output of headless Chromium for a page."""
     assert BROWSER is not None
     done = subprocess.run([BROWSER, *FLAGS, f"--user-data-dir={folder}", "--virtual-time-budget=20000", *options,
                            address], capture_output=True, text=True, timeout=180, check=True)
@@ -137,7 +137,7 @@ def test_a_person_sees_the_truth_in_a_browser(served: tuple[str, Made], tmp_path
     address, made = served
     best = read(made.settings, made.study).best
     crashed = next(r.number for r in made.study.records() if r.crashed)
-    infeasible = next(r.number for r in made.study.records() if r.state == "COMPLETE" and r.attrs.get("violated"))
+    infeasible = next(r.number for r in made.study.records() if r.state == "COMPLETE" and r.score and r.score.violated)
     study = f"{address}/dashboard/studies/1"
     pages = {"study": (study, [f"Best Trial (number={best.trial if best else ''})"]),
              "crashed trial": (f"{study}/trials?numbers={crashed}", ["CRASHED at nccl-init", "NVLS multicast needs"]),

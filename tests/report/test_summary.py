@@ -26,16 +26,8 @@ def test_the_verdict_comes_first_and_the_tables_follow(small: Made) -> None:
     assert lines[1] == "Trial 4 gives 50.0 % more output tokens per joule than the baseline (not confirmed)."
     for heading in ("What each choice is worth", "Crashes by signature", "Never served"):
         assert any(line.startswith(heading) for line in lines)
-
-
-def test_piped_output_is_plain_text(small: Made) -> None:
-    text = shown(small)
-    assert "\x1b" not in text
-    assert all(c == "\n" or c.isprintable() for c in text)
-
-
-def test_assumed_energy_is_said_to_be_assumed(small: Made) -> None:
-    assert "ASSUMED" in shown(small)
+    assert any(line.startswith("Energy") and "ASSUMED" in line for line in lines)
+    assert all(c == "\n" or c.isprintable() for c in shown(small))
 
 
 def test_log_text_is_never_taken_for_markup(small: Made) -> None:

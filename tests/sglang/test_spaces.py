@@ -1,9 +1,11 @@
 """The spaces b300, h200 and sglang_cpu: what they offer, and that every choice becomes a command."""
 
+import itertools
+
 import pytest
 
-from autotune.engine.command import build, flags
-from tests.sglang.support import VERSIONS, pairwise, ruled, settings
+from autotune.engine.command import build
+from tests.sglang.support import VERSIONS, every_choice_is_built, pairwise, ruled, settings
 
 SPACES = ("b300", "h200", "sglang_cpu")
 
@@ -13,15 +15,7 @@ SPACES = ("b300", "h200", "sglang_cpu")
 def test_every_choice_becomes_a_command_of_long_flags(name: str, version: str) -> None:
     loaded = settings(name)
     space = ruled(loaded, version)
-    seen: set[tuple[str, object]] = set()
-    for server in space.servers():
-        new = set(server.items()) - seen
-        if new:
-            seen |= new
-            command = build(loaded.engine, space, server, port=30000, version=version)
-            assert all(flag.startswith("--") for flag in flags(command.argv[3:])), command.argv
-            assert not any("{" in part for part in (*command.argv, *command.env.values()))
-    assert seen == {(p.name, c) for p in space.server_params for c in p.choices}
+    every_choice_is_built(loaded, space, version, space.servers())
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -55,7 +49,6 @@ def test_pairs_of_choices_are_all_covered_by_few_configurations() -> None:
     space = ruled(settings("h200"), "0.5.16")
     picked = pairwise(space)
     assert len(picked) < 30
-    for a in space.server_params:
-        for b in space.server_params:
-            wanted = {(s.get(a.name), s.get(b.name)) for s in space.servers()}
-            assert wanted == {(s.get(a.name), s.get(b.name)) for s in picked}
+    servers = list(space.servers())
+    for a, b in itertools.combinations([p.name for p in space.server_params], 2):
+        assert {(s.get(a), s.get(b)) for s in servers} == {(s.get(a), s.get(b)) for s in picked}

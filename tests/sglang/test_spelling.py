@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import sys
 
 import pytest
 
@@ -14,7 +13,7 @@ from autotune.engine.flags import lacking
 from autotune.executors import preflight
 from autotune.executors.local import LocalExecutor
 from autotune.records import HostCannotRun, UsageError
-from tests.sglang.support import VARIANTS
+from tests.sglang import support
 
 STOCK = '''speculative_algorithm: A[str] = None  # DFLASH
 speculative_draft_model_path: A[str] = None
@@ -29,18 +28,7 @@ NO_TREE = ("space.baseline.speculation=none", "~space.baseline.tree_budget", "~s
 
 
 def python_with(folder: pathlib.Path, source: str, name: str = "server_args.py") -> str:
-    """An interpreter that has an SGLang of this source, which must not be imported."""
-    package = folder / "sglang"
-    (package / "srt").mkdir(parents=True)
-    (package / "__init__.py").write_text("raise SystemExit('imported')\n")
-    (package / "srt" / name).write_text(source)
-    info = folder / "sglang-0.5.23.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.23\n")
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    return str(python)
+    return support.python_with(folder, "sglang", "0.5.23", {f"srt/{name}": source})
 
 
 def b300(python: str, *overrides: str) -> Settings:
@@ -84,7 +72,7 @@ def test_a_variable_that_only_a_fork_reads_counts_as_a_flag(tmp_path: pathlib.Pa
     assert with_it["tree_topk", 4] == ""
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", support.VARIANTS)
 def test_every_variant_needs_something_that_no_release_has(variant: str, tmp_path: pathlib.Path) -> None:
     settings = load(["+space=h200", f"engine={variant}", f"engine.python={python_with(tmp_path, STOCK)}"])
     engine = settings.engine

@@ -40,7 +40,7 @@ def test_two_workers_without_ray_measure_nothing_twice_and_tune_reports(tmp_path
     found = records(tmp_path, url)
     nothing_twice(found)
     assert {r.state for r in found} <= {"COMPLETE", "PRUNED"}
-    assert len({r.attrs["owner"] for r in found}) == 2, said
+    assert len({r.start.owner for r in found}) == 2, said
     again, = ended(workers(tmp_path, 1, f"study.storage={url}", "study.confirm.finalists=0", verb="tune"))
     assert len(records(tmp_path, url)) == len(found) and "launch script" in again
     assert leaks(tmp_path / "outputs") == [] and postgres.PASSWORD not in again + "".join(said)
@@ -59,7 +59,7 @@ def test_two_workers_run_the_embedded_engine_to_the_end(tmp_path: pathlib.Path, 
     nothing_twice(found)
     assert {r.state for r in found} <= {"COMPLETE", "PRUNED"} and any(r.feasible for r in found), said
     numbers = {r.launch_id for r in found}
-    assert len({(r.launch_id, r.attrs["owner"]) for r in found}) == len(numbers)  # numbers of hosts never meet
+    assert len({(r.launch_id, r.start.owner) for r in found}) == len(numbers)  # numbers of hosts never meet
     assert leaks(tmp_path) == []
 
 

@@ -47,8 +47,8 @@ def test_a_trial_keeps_its_configuration_and_figures(tmp_path: pathlib.Path) -> 
     (record,) = open_study(tmp_path).records()
     assert record.config == SPACE.baseline
     assert (record.state, record.value, record.feasible) == ("COMPLETE", 2.0, True)
-    assert record.attrs["tokens_per_j"] == 2.0 and record.attrs["watts"] == 50.0
-    assert "accept_length" not in record.attrs and "ttft_p50_ms" not in record.attrs
+    assert record.figures["tokens_per_j"] == 2.0 and record.figures["watts"] == 50.0
+    assert "accept_length" not in record.figures and "ttft_p50_ms" not in record.figures
 
 
 def test_conditional_parameters_that_do_not_exist_are_absent(tmp_path: pathlib.Path) -> None:
@@ -63,7 +63,7 @@ def test_a_crash_is_pruned_with_its_signature_and_a_graded_constraint(tmp_path: 
     study.tell(study.ask(SPACE.baseline, launch=1), CRASH, None, cost_s=3, launch_s=3)
     (record,) = study.records()
     assert record.state == "PRUNED" and record.crashed and not record.feasible
-    assert record.attrs["crash_signature"] == "v1-abc" and record.attrs["crash_stage"] == "graph-capture"
+    assert record.crash == CRASH
     assert study.inner.trials[0].constraints == {"crash": 2.0, "limits": 0.0}
 
 
@@ -89,7 +89,7 @@ def test_every_trial_has_the_same_constraints_in_the_same_order(tmp_path: pathli
         {"crash": 2.0, "limits": 0.0}, {"crash": 0.0, "limits": 0.5}, {"crash": 0.0, "limits": 1.0}]
     assert [r.feasible for r in study.records()] == [False, False, False]
     assert [r.state for r in study.records()] == ["PRUNED", "COMPLETE", "PRUNED"]
-    assert "watts" not in study.records()[2].attrs
+    assert "watts" not in study.records()[2].figures
 
 
 @pytest.mark.parametrize("change", [{"space_digest": "d2"}, {"engine_version": "2"}, {"devices": ["gpu b"]}])
@@ -120,7 +120,7 @@ def test_trials_of_a_dead_tuner_are_told_fail_and_of_a_living_one_left(tmp_path:
     study.ask(SPACE.baseline, launch=2)
     assert study.fail_stale_trials() == [0]
     assert [r.state for r in study.records()] == ["FAIL", "RUNNING"]
-    assert study.records()[0].attrs["fail_reason"] == "the tuner died"
+    assert study.records()[0].start.fail_reason == "the tuner died"
 
 
 def test_a_study_has_one_tuner_at_a_time_wherever_its_outputs_are(tmp_path: pathlib.Path) -> None:
@@ -159,7 +159,7 @@ def test_a_trial_that_was_just_made_when_the_user_interrupted_is_not_left_runnin
         study.ask(SPACE.baseline, launch=1)
         raise KeyboardInterrupt
     (record,) = study.records()
-    assert (record.state, record.attrs["fail_reason"]) == ("FAIL", "KeyboardInterrupt")
+    assert (record.state, record.start.fail_reason) == ("FAIL", "KeyboardInterrupt")
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_a_result_is_copied_for_a_configuration_of_the_same_server(tmp_path: pat
                launch_s=20)
     study.copy(study.ask({**SPACE.baseline, "topk": 1}, launch=2), study.records()[0], cost_s=5, launch_s=4)
     copy = study.records()[1]
-    assert (copy.value, copy.attrs["same_as"], copy.attrs["launch_id"], copy.attrs["cost_s"]) == (2.0, 0, 2, 5)
+    assert (copy.value, copy.same_as, copy.launch_id, copy.cost_s) == (2.0, 0, 2, 5)
 
 
 @pytest.mark.parametrize(("url", "code"), [

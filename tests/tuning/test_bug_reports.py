@@ -21,7 +21,8 @@ def test_isolation_finds_the_choices_that_crash_and_the_report_names_only_them(t
     records = made.study.records()
     probes = records[before:]
     assert 0 < len(probes) <= 8
-    assert {r.attrs["isolates"] for r in probes} == {records[before - 1].attrs["crash_signature"]}
+    crash = records[before - 1].crash
+    assert crash is not None and {r.start.isolates for r in probes} == {crash.signature}
     found = bug_reports.smallest(made.study.space, bug_reports.bugs(made.study.space, records)[0])
     assert found is not None and found.exact and found.choices == GUILTY
     text = bug_reports.write(made.folder, made.study.space, records, {"engine": "1"})[0].read_text()

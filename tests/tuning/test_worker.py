@@ -1,4 +1,4 @@
-"""Several workers on one study: nothing chosen twice, nothing lost when one dies, other kinds of hosts refused."""
+"""Several workers on one study: no launch is made twice, none is lost with a dead worker, other hosts are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from autotune.config.identity import devices
 from autotune.engine.gpus import Gpu
 from autotune.executors.topology import locked
-from autotune.records import AutotuneError, config_key
+from autotune.records import AutotuneError, Blame, config_key
 from autotune.storage.database import sqlite_url
 from autotune.storage.locks import StudyLock
 from autotune.storage.study import TABLES, Study
@@ -51,8 +51,8 @@ def nothing_twice(found: list[TrialRecord]) -> None:
     """No two launches of one server part but a retry after a transient crash, which is made on purpose."""
     launched: dict[str, set[int | None]] = {}
     for record in found:
-        if (record.state in ("COMPLETE", "PRUNED") and record.attrs.get("same_as") is None
-                and record.attrs.get("crash_blame") != "transient"):
+        if (record.state in ("COMPLETE", "PRUNED") and record.same_as is None
+                and not (record.crash and record.crash.blame is Blame.TRANSIENT)):
             server = {k: v for k, v in record.config.items() if k != "concurrency"}
             launched.setdefault(config_key(server), set()).add(record.launch_id)
     assert {key: ids for key, ids in launched.items() if len(ids) > 1} == {}
@@ -64,11 +64,11 @@ def test_workers_share_a_study_measure_nothing_twice_and_leave_tune_to_report(tm
     found = records(tmp_path)
     nothing_twice(found)
     assert {r.state for r in found} <= {"COMPLETE", "PRUNED"}
-    owners = {r.attrs["owner"] for r in found}
+    owners = {r.start.owner for r in found}
     assert len(owners) > 1, said
     launches: dict[int | None, set[str]] = {}
     for record in found:
-        launches.setdefault(record.launch_id, set()).add(record.attrs["owner"])
+        launches.setdefault(record.launch_id, set()).add(str(record.start.owner))
     assert all(len(who) == 1 for who in launches.values())  # a launch number belongs to one worker
     assert all("this worker made" in text for text in said)
     said = ended(workers(tmp_path, 1, "study.confirm.finalists=0", verb="tune"))
@@ -76,7 +76,7 @@ def test_workers_share_a_study_measure_nothing_twice_and_leave_tune_to_report(tm
 
 
 @pytest.mark.slow
-def test_the_trials_of_a_killed_worker_are_told_fail_and_asked_again(tmp_path: pathlib.Path) -> None:
+def test_trials_of_a_killed_worker_are_marked_fail_and_asked_again(tmp_path: pathlib.Path) -> None:
     both = workers(tmp_path, 2, "study.launches=4", choices={"fault": ["none"], "at": ["serving"]})
     deadline = time.monotonic() + 600
     running: list[TrialRecord] = []
@@ -85,17 +85,17 @@ def test_the_trials_of_a_killed_worker_are_told_fail_and_asked_again(tmp_path: p
         with contextlib.suppress(Exception):  # the tables may still be being made
             running = [r for r in records(tmp_path) if r.state == "RUNNING" and r.config["speed"] == 100]
     assert running and running[0].number == 0, "the baseline comes first"
-    victim = next(p for p in both if f"|{p.pid}|" in running[0].attrs["owner"])
+    victim = next(p for p in both if f"|{p.pid}|" in str(running[0].start.owner))
     victim.send_signal(signal.SIGKILL)
     victim.communicate()
     said, = ended([p for p in both if p is not victim])
     found = records(tmp_path)
     dead = [r for r in found if r.state == "FAIL"]
-    assert [r.attrs["fail_reason"] for r in dead] == ["the tuner died"]
+    assert [r.start.fail_reason for r in dead] == ["the tuner died"]
     assert "it is marked FAIL and will be asked again" in " ".join(said.split())
     assert dead[0].number == 0
-    again = {(r.launch_id, r.attrs["owner"]) for r in found if r.config == dead[0].config and r.state == "COMPLETE"}
-    assert len(again) == 1 and dead[0].attrs["owner"] not in {owner for _, owner in again}
+    again = {(r.launch_id, r.start.owner) for r in found if r.config == dead[0].config and r.state == "COMPLETE"}
+    assert len(again) == 1 and dead[0].start.owner not in {owner for _, owner in again}
     nothing_twice(found)
 
 
@@ -110,12 +110,12 @@ def test_a_worker_on_a_host_of_another_kind_or_with_other_settings_is_refused(tm
         assert "9" in said
 
 
-def test_hosts_are_alike_by_number_and_model_of_their_gpus() -> None:
+def test_hosts_of_one_kind_have_as_many_gpus_of_one_model() -> None:
     one, two = Gpu("GPU-1", "NVIDIA H200", 139), Gpu("GPU-2", "NVIDIA H200", 139)
     assert devices([one, two], "cpu") == ["2 x NVIDIA H200"] and devices([], "cpu x2") == ["cpu x2"]
 
 
-def test_a_study_of_before_that_named_its_gpus_one_by_one_goes_on(tmp_path: pathlib.Path) -> None:
+def test_a_study_that_lists_each_gpu_can_be_resumed(tmp_path: pathlib.Path) -> None:
     open_study(tmp_path, devices=["NVIDIA H200 0a1b2c3d", "NVIDIA H200 ffffffff"])
     open_study(tmp_path, devices=["2 x NVIDIA H200"])
     with pytest.raises(Exception, match="devices was"):
@@ -133,7 +133,7 @@ def test_two_workers_of_a_study_never_measure_on_the_same_gpu(tmp_path: pathlib.
         pass
 
 
-def test_a_turn_is_had_by_one_at_a_time_and_given_back_by_the_dead(tmp_path: pathlib.Path) -> None:
+def test_the_study_lock_is_exclusive_and_released_by_a_dead_holder(tmp_path: pathlib.Path) -> None:
     url = sqlite_url(tmp_path)
     program = ("import sys, time\nfrom autotune.storage.locks import StudyLock\n"
                "with StudyLock(sys.argv[1], 'topic').held(), StudyLock(sys.argv[1], 'topic')._mutex:\n"
@@ -150,7 +150,7 @@ def test_a_turn_is_had_by_one_at_a_time_and_given_back_by_the_dead(tmp_path: pat
         pass
 
 
-def test_who_only_reads_makes_no_tables_while_a_worker_makes_them(tmp_path: pathlib.Path) -> None:
+def test_a_reader_waits_while_a_worker_creates_the_tables(tmp_path: pathlib.Path) -> None:
     url, said = sqlite_url(tmp_path), list[str]()
 
     def read() -> None:
@@ -168,7 +168,7 @@ def test_who_only_reads_makes_no_tables_while_a_worker_makes_them(tmp_path: path
     assert len(said) == 1 and "there is no study s yet" in said[0]
 
 
-def test_threads_of_one_process_take_turns(tmp_path: pathlib.Path) -> None:
+def test_the_study_lock_excludes_threads_of_one_process(tmp_path: pathlib.Path) -> None:
     lock, inside, most = StudyLock(sqlite_url(tmp_path), "topic"), [0], [0]
 
     def work() -> None:
@@ -187,7 +187,7 @@ def test_threads_of_one_process_take_turns(tmp_path: pathlib.Path) -> None:
     assert most == [1]
 
 
-def test_an_outcome_of_a_trial_that_was_told_fail_meanwhile_is_dropped(tmp_path: pathlib.Path) -> None:
+def test_the_outcome_of_a_trial_marked_fail_meanwhile_is_dropped(tmp_path: pathlib.Path) -> None:
     from tests.storage.test_study import CRASH
 
     study = open_study(tmp_path)
@@ -197,7 +197,7 @@ def test_an_outcome_of_a_trial_that_was_told_fail_meanwhile_is_dropped(tmp_path:
     assert [r.state for r in study.records()] == ["FAIL"] and not study.records()[0].crashed
 
 
-def test_a_worker_elsewhere_without_a_sign_of_life_is_dead(tmp_path: pathlib.Path) -> None:
+def test_a_worker_of_another_host_without_heartbeat_is_dead(tmp_path: pathlib.Path) -> None:
     elsewhere = open_study(tmp_path)
     elsewhere.owner = "other-host/1|boot|1|1"
     elsewhere.ask(SPACE.baseline, launch=1)
@@ -224,7 +224,7 @@ def test_the_baselines_outputs_reach_every_host(tmp_path: pathlib.Path) -> None:
     assert json.loads(there.read_text()) == [[["a text", 48]]]
 
 
-def test_what_runs_elsewhere_is_waited_for_before_the_search_ends(tmp_path: pathlib.Path) -> None:
+def test_the_search_waits_for_launches_of_other_workers(tmp_path: pathlib.Path) -> None:
     made = tuner(make_settings(tmp_path), [{}])
     made.poll_s = 0.05
     other = open_other(made)
@@ -243,7 +243,7 @@ def test_what_runs_elsewhere_is_waited_for_before_the_search_ends(tmp_path: path
     assert made.study.records()[-1].launch_id == 8  # numbers go on from what others use
 
 
-def test_a_worker_hears_under_which_load_part_others_measure(tmp_path: pathlib.Path) -> None:
+def test_the_strategy_knows_the_load_part_that_others_measure(tmp_path: pathlib.Path) -> None:
     made = tuner(make_settings(tmp_path), [{}])
     other = open_other(made)
     server = {**made.study.space.split(made.study.space.baseline)[0], "flags": "b"}

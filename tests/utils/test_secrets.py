@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 import pytest
 
+from autotune.config.settings import FORMATS
 from autotune.engine.supervisor import BoundedLog
 from autotune.utils.redact import Redactor
 from tests.benchmarks.campaign import ROOT, SHORT, Site, standin
 
-FORMATS = ("sh", "systemd", "compose", "k8s", "yaml")
 ENVIRONMENT = {  # variable: value with the canary, which is the part that must not show up anywhere
     "HF_TOKEN": "canary01environ", "OPENAI_API_KEY": "canary02environ", "AWS_SECRET_ACCESS_KEY": "canary03environ",
     "DB_PASSWORD": "canary04environ", "MY_PAT": "canary06environ", "HTTPS_PROXY": "http://me:canary05environ@127.0.0.1:9",

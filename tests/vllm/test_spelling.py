@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-import sys
 
 import pytest
 
 from autotune.config.compose import load
 from autotune.config.settings import Settings
 from autotune.executors import preflight
+from tests.sglang import support
 
 FLAGS = '''class EngineArgs:
     model: str = ""
@@ -28,21 +28,9 @@ METHODS = 'SpeculativeMethod = Literal["ngram", "dflash"]\n    enable_expert_par
 
 
 def python_with(folder: pathlib.Path, **files: str) -> str:
-    """An interpreter that has a vLLM of these files, which must not be imported."""
-    wanted = {"engine/arg_utils.py": FLAGS, "entrypoints/launchers/cli_args.py": SERVING, "envs.py": VARIABLES,
-              "config/speculative.py": METHODS, **files}
-    for name, source in wanted.items():
-        path = folder / "vllm" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source)
-    (folder / "vllm" / "__init__.py").write_text("raise SystemExit('imported')\n")
-    info = folder / "vllm-0.32.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    return str(python)
+    return support.python_with(folder, "vllm", "0.32.0", {
+        "engine/arg_utils.py": FLAGS, "entrypoints/launchers/cli_args.py": SERVING, "envs.py": VARIABLES,
+        "config/speculative.py": METHODS, **files})
 
 
 def looked_at(python: str, *overrides: str) -> tuple[list[str], dict[tuple[str, object], str]]:
