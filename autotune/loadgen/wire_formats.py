@@ -258,10 +258,12 @@ class TokenStream:
         return end
 
     def _whole_events(self, pieces: Sequence[bytes]) -> list[bytes]:
-        payload = self._rest + b"".join(pieces)
-        if b"\r\n" in payload:
+        payload = b"".join(pieces)
+        ends = b"\n" in payload
+        payload = self._rest + payload
+        if ends:
             payload = payload.replace(b"\r\n", b"\n")
-        *events, self._rest = payload.split(b"\n\n")
+        *events, self._rest = payload.split(b"\n\n") if ends else (payload,)
         if len(self._rest) > EVENT_LIMIT:
             raise BadAnswer(f"an event of more than {EVENT_LIMIT >> 20} MiB")
         return [event + b"\n\n" for event in events]

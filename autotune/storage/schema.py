@@ -48,92 +48,38 @@ def convert(plain: Any, kind: Any, where: str) -> Any:
         raise CorruptStudy(f"{where}: {error}") from error
 
 
-class Identity(msgspec.Struct):
-    space: str | None = None
-    space_digest: str | None = None
-    engine: str | None = None
-    engine_version: str | None = None
-    engine_file: str | None = None
-    objective: str | None = None
-    limits: dict[str, Number] | None = None
-    model: dict[str, str] | None = None
-    devices: list[str] | None = None
-    workload: dict[str, Any] | None = None
-    slots: Count | None = None
+def _struct(name: str, optional: Mapping[Any, str], **required: Any) -> Any:
+    """A type of stored data. `optional` maps types to names of fields that may be absent."""
+    fields = [(field, kind, None) for kind, fields in optional.items() for field in fields.split()]
+    return msgspec.defstruct(name, [*required.items(), *fields])
 
 
-class Provenance(msgspec.Struct):
-    autotune: str | None = None
-    python: str | None = None
-    engine_version: str | None = None
-    driver: str | None = None
-    cpu: str | None = None
-    kernel: str | None = None
-    command: str | None = None
-    folder: str | None = None
-    created: str | None = None
-    packages: dict[str, str | None] = {}
-    gpu: list[str] = []
-
-
-class StopReason(msgspec.Struct):
-    kind: str = ""
-    reason: str = ""
-
-
-class Unavailable(msgspec.Struct):
-    when: dict[str, list[Choice]]
-    because: str
-
-
-class Plan(msgspec.Struct):
-    after_trials: Count
-    configurations: dict[Planned, Choices]
-
-
-class Gain(msgspec.Struct):
-    verdict: str
-    gain: Number | None = None
-    interval: Interval | None = None
-
-
-class ConfirmationResult(msgspec.Struct):
-    method: str | None = None
-    decided: str | None = None
-    reason: str | None = None
-    winner: Count | None = None
-    rounds: Count | None = None
-    blocks: Count | None = None
-    gain: Number | None = None
-    interval: Interval | None = None
-    finalists: dict[str, Gain] | None = None
-    configurations: dict[str, Choices] = {}
-    values: list[Any] = []
-
-
-class Neighbours(msgspec.Struct):
-    count: Count
-    change: Number | None
-    alone_apart: Number | None
-    alone: list[Number] = []
-    beside: list[Number] = []
-    trials: list[Count] = []
-
-
-class StudyAttributes(msgspec.Struct):
-    """Attributes of a study; `barred` is the name of `unavailable` in studies of earlier releases."""
-
-    strategy: str | None = None
-    warm_start: str | None = None
-    tuner: str | None = None
-    identity: Identity | None = None
-    provenance: Provenance | None = None
-    stop: StopReason | None = None
-    unavailable: list[Unavailable] | None = None
-    barred: list[Unavailable] | None = None
-    confirmation_plan: Plan | None = None
-    confirmation: ConfirmationResult | None = None
-    neighbours: Neighbours | None = None
+Identity = _struct("Identity", {
+    str | None: "space space_digest engine engine_version engine_file objective", dict[str, Number] | None: "limits",
+    dict[str, str] | None: "model", list[str] | None: "devices", dict[str, Any] | None: "workload",
+    Count | None: "slots"})
+Provenance = _struct("Provenance", {
+    str | None: "autotune python engine_version driver cpu kernel command folder created",
+    dict[str, str | None]: "packages", list[str]: "gpu"})
+Gain = _struct("Gain", {Number | None: "gain", Interval | None: "interval"}, verdict=str)
+Decision = _struct("Decision", {
+    str | None: "method decided reason", Count | None: "winner rounds blocks", Number | None: "gain",
+    Interval | None: "interval", dict[str, Choices]: "configurations", list[Any]: "values",
+    dict[str, Gain] | None: "finalists"})  # type: ignore[valid-type]
+Plan = _struct("Plan", {}, after_trials=Count, configurations=dict[Planned, Choices])
+Neighbours = _struct("Neighbours", {list[Number]: "alone beside", list[Count]: "trials"},
+                     count=Count, change=Number | None, alone_apart=Number | None)
+Unavailable = _struct("Unavailable", {}, when=dict[str, list[Choice]], because=str)
+# `barred` is the name of `unavailable` in studies of earlier releases.
+StudyAttributes = _struct("StudyAttributes", {
+    str | None: "strategy warm_start tuner", Identity | None: "identity", Provenance | None: "provenance",
+    _struct("StopReason", {str: "kind reason"}) | None: "stop", Plan | None: "confirmation_plan",
+    Decision | None: "confirmation", Neighbours | None: "neighbours",
+    list[Unavailable] | None: "unavailable barred"})  # type: ignore[valid-type]
+StoredPivot = _struct("StoredPivot", {
+    str: "action reason reopens_when alternative key", Count: "after_launches launches_saved",
+    Number | None: "belief chance upper_gain cost_s", dict[str, Choice | list[Choice]]: "region",
+    list[Count]: "trials", list[str]: "signatures"})
 
 
 def study_attributes(name: str, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,25 +89,6 @@ def study_attributes(name: str, stored: Mapping[str, Any]) -> dict[str, Any]:
     if "barred" in found:
         found.setdefault("unavailable", found.pop("barred"))
     return found
-
-
-class StoredPivot(msgspec.Struct):
-    """A line of pivots.jsonl."""
-
-    action: str = ""
-    reason: str = ""
-    reopens_when: str = ""
-    alternative: str = ""
-    key: str = ""
-    after_launches: Count = 0
-    launches_saved: Count = 0
-    belief: Number | None = None
-    chance: Number | None = None
-    upper_gain: Number | None = None
-    cost_s: Number | None = None
-    region: dict[str, Choice | list[Choice]] = {}
-    trials: list[Count] = []
-    signatures: list[str] = []
 
 
 class PivotFile:

@@ -226,10 +226,10 @@ class Study:
         if kept is not None:
             return kept
         record = record_of(trial)
-        told = record.state in ("COMPLETE", "PRUNED")
-        if record.result is None and told:
+        measured = record.state in ("COMPLETE", "PRUNED")
+        if record.result is None and measured:
             raise corrupt(f"trial {record.number}: {OUTCOME} is missing")
-        if self.own_space and (told or record.state == "RUNNING" and record.config):
+        if self.own_space and (measured or record.state == "RUNNING" and record.config):
             try:  # a stored configuration may go to a command line
                 self.space.check(record.config)
             except UsageError as error:

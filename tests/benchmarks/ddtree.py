@@ -3,7 +3,7 @@
     python tests/benchmarks/ddtree.py [--json] [--device cuda] [--repeats 3] [--skip-acceptance]
 
 Prompts are windows of standard library files that training held out. Each figure is the median of interleaved
-repeats over servers that are all up at once; one that isn't asked anything sleeps.
+repeats over servers that run at the same time; idle servers sleep.
 """
 
 import argparse
@@ -67,7 +67,7 @@ class Running:
 
 
 async def load(url: str, texts: Sequence[str], clients: int, tokens: int, temperature: float) -> dict[str, float]:
-    """Sends every text once from `clients` closed loops; output tokens a second and tokens per verify step."""
+    """Sends every text once from `clients` closed loops; return output tokens/s and tokens per verify step."""
     waiting = list(texts)
     made = steps = 0
 
@@ -97,14 +97,12 @@ def acceptance(flags: Sequence[str], texts: Sequence[str], tokens: int, temperat
     return rows
 
 
-def speed(
-    flags: Sequence[str], texts: Sequence[str], tokens: int, temperature: float, repeats: int
-) -> list[dict[str, float]]:
+def speed(flags: Sequence[str], texts: Sequence[str], tokens: int, temperature: float,
+          repeats: int) -> list[dict[str, float]]:
     rows = []
     with ExitStack() as stack:
-        servers = {
-            budget: stack.enter_context(Running([*flags, "--tree-budget", str(budget)])) for budget in SPEED_BUDGETS
-        }
+        servers = {budget: stack.enter_context(Running([*flags, "--tree-budget", str(budget)]))
+                   for budget in SPEED_BUDGETS}
         for server in servers.values():
             server.wait()
             asyncio.run(load(server.url, texts[:2], 2, 16, temperature))
@@ -117,15 +115,8 @@ def speed(
                     found[budget].append(result["tokens_per_s"])
                     print(f"{clients} clients, budget {budget}: {result}", file=sys.stderr, flush=True)
             for budget, values in found.items():
-                rows.append(
-                    {
-                        "clients": clients,
-                        "budget": budget,
-                        "tokens_per_s": round(statistics.median(values), 1),
-                        "lowest": round(min(values), 1),
-                        "highest": round(max(values), 1),
-                    }
-                )
+                rows.append({"clients": clients, "budget": budget, "tokens_per_s": round(statistics.median(values), 1),
+                             "lowest": round(min(values), 1), "highest": round(max(values), 1)})
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Random and broken bytes into what reads a server's answers and logs: nothing may raise what it does not announce.
+"""Random and broken bytes for the readers of answers and logs: only documented errors may be raised.
 
     python -m tests.benchmarks.fuzz [--seconds 600] [--seed 0]
 

@@ -3,11 +3,10 @@
     python tests/benchmarks/search.py TABLE.yaml... [--random N] [--strategies launch_aware,tpe,random,grid]
                                       [--seeds 20] [--hours 8] [--jobs 1] [--json]
 
-Tables have the format of ../shared/landscapes/README.md; --random N adds N tables drawn by tests/search/generate.py.
-Every strategy is the one that `study.strategy` names (launch_aware is `autotune`), told the same outcomes in the same
-way. `reached` counts seeds whose reported configuration got to 98 % (99 %) of the true optimum, free of noise, and
-stayed there until the end; medians of launches and hours are over those seeds. A study ends when its hours are used or
-the strategy stops.
+--random N adds N tables drawn by tests/search/generate.py. `launch_aware` is study.strategy=autotune; the others have
+the same names there. All strategies get the same outcomes. `reached` counts seeds whose best configuration reached
+98 % (99 %) of the noise-free optimum and stayed there; medians of launches and hours are over those seeds. A study ends
+when its hours are used or the strategy stops.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(threads, "1")  # the matrices are small: threads only get in each other's way
+    os.environ.setdefault(threads, "1")  # the matrices are small: threads would only compete
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -61,12 +60,11 @@ class Row:
     share_early: float
     share: float
     worst: float
-    stopped: float
-    """Share of the studies that the strategy ended before its hours were used."""
+    stopped: float  # share of the studies that the strategy ended before its hours were used
 
 
 def make(name: str, table: Table, seed: int) -> Strategy:
-    """The strategy as the product makes it; a study ends by its hours, or when nothing more is to be gained."""
+    """The strategy without budgets: it stops only when no gain is left."""
     limits = Limits()
     if name == "launch_aware":
         return LaunchAware(table.space, limits, seed)
@@ -80,7 +78,7 @@ def study(job: tuple[Table, str, int, float]) -> Run:
 
 
 def summary(table: str, strategy: str, runs: Sequence[Run]) -> Row:
-    """What a table's row says."""
+    """Row of the printed table."""
     figures: dict[str, Any] = {}
     for share in SHARES:
         steps = [step for run in runs if (step := run.reached(share)) is not None]

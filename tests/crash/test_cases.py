@@ -119,7 +119,7 @@ WARNING 04-22 10:02:30 [cuda.py:1] FlashAttention is not supported for head_dim 
     assert (crash.category, crash.stage) == ("no_failure_found", Stage.SERVING)
 
 
-def test_a_warning_explains_a_failure_only_when_nothing_else_does() -> None:
+def test_a_warning_explains_a_failure_only_if_nothing_else_does() -> None:
     warning = "WARNING 04-22 10:02:30 [cuda.py:1] FlashAttention is not supported for head_dim 192\n"
     assert classify(warning, exit_status=1).category == "unsupported_attention_backend"
     assert classify(warning + "x.py: error: unrecognized arguments: -x", exit_status=1).category == "unrecognized_flag"

@@ -73,10 +73,12 @@ def test_a_hang_with_a_cause_in_the_log_is_classified_by_the_cause() -> None:
     assert classify(log, stage=Stage.GRAPH_CAPTURE, timed_out=True).category == "oom_graph_capture"
 
 
-def test_different_ends_have_different_signatures() -> None:
+def test_different_ends_have_different_signatures(tmp_path: pathlib.Path) -> None:
     names = {classify(LOADING, exit_status=status).signature for status in (-9, -11, -15, 0, 3)}
     names |= {classify(LOADING, stage=stage, timed_out=True).signature for stage in (Stage.LOAD, Stage.SERVING)}
     assert len(names) == 7
+    crash = classify(tmp_path / "none.log", stage=Stage.IMPORT, exit_status=1)  # a missing log counts as empty
+    assert (crash.category, crash.stage) == ("exited_without_words", Stage.IMPORT)
 
 
 def test_the_observation_of_the_client_counts_as_the_last_line() -> None:
@@ -86,11 +88,6 @@ def test_the_observation_of_the_client_counts_as_the_last_line() -> None:
                              ("the answers do not make sense", "server_errors")]:
         crash = classify(SERVING, stage=Stage.SERVING, detail=detail)
         assert crash.category == category and detail[:20] in crash.excerpt
-
-
-def test_a_missing_log_counts_as_empty(tmp_path: pathlib.Path) -> None:
-    crash = classify(tmp_path / "none.log", stage=Stage.IMPORT, exit_status=1)
-    assert (crash.category, crash.stage) == ("exited_without_words", Stage.IMPORT)
 
 
 def host(root: pathlib.Path, group: int, vmstat: int, available: int, kmsg: str = "") -> pathlib.Path:

@@ -1,7 +1,5 @@
-"""A tiny random model for exact comparisons, the packaged one for real text, and a running server."""
+"""Server processes of the embedded engine."""
 
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +18,7 @@ HTTP = httpx.Client(verify=False, timeout=60)  # one for all: each new one would
 
 @dataclass
 class Server:
-    """A server process of this package on a port of its own; its log is in `log`."""
+    """A server process on a free port."""
 
     flags: list[str]
     directory: Path
@@ -56,34 +55,27 @@ class Server:
         raise AssertionError(f"not ready after {limit_s} s:\n{self.log}")
 
     def workers(self) -> list[int]:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in children.split()]
+        return [child.pid for child in psutil.Process(self.process.pid).children()]
 
     def metric(self, name: str) -> float:
         lines = HTTP.get(self.url + "/metrics").text.splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"ddtree:{name} "))
 
     def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
 
 
 def alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
-def gone(pids: list[int], limit_s: float) -> bool:
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        if not any(alive(pid) for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
+def wait_gone(pids: list[int], limit_s: float) -> None:
+    """Fail unless all processes have ended within the limit."""
+    eventually(lambda: not any(alive(pid) for pid in pids), limit_s)
 
 
 @pytest.fixture(scope="session")
@@ -98,17 +90,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def servers(tmp_path: Path) -> Iterator[list[Server]]:
-    """For tests that start servers of their own: those in this list are stopped after."""
+def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Start servers that are stopped after the test."""
     started: list[Server] = []
-    yield started
+
+    def start_one(*flags: str) -> Server:
+        started.append(Server(list(flags), tmp_path).start())
+        return started[-1]
+
+    yield start_one
     for each in started:
         each.stop()
 
 
 def eventually(condition: Callable[[], bool], limit_s: float = 30) -> None:
-    """Waits for a condition, and fails where it doesn't come."""
+    """Wait for a condition; fail after the limit."""
     end = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
+        assert time.monotonic() < end, f"condition not met after {limit_s} s"
         time.sleep(0.02)

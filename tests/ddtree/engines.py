@@ -1,4 +1,4 @@
-"""Engines in this process, for tests of what they write."""
+"""Engines in this process, and their models."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -16,7 +16,7 @@ Model = tuple[Shape, Mapping[str, Tensor]]
 
 @cache
 def tiny_model(vocab_size: int = 12) -> Model:
-    """Random weights with a few words, so that exact distributions can be summed and guesses are often right."""
+    """Random weights and a few words: exact distributions can be summed, and guesses are often right."""
     shape = Shape(vocab_size, 16, 2, 24, 3, (1, 3), 1, 24, 6, 256, 10000.0, 0)
     generator = torch.Generator().manual_seed(7)
     tensors = {
@@ -31,9 +31,8 @@ def packaged_model() -> Model:
     return Shape.load(PACKAGED_MODEL), load_weights(PACKAGED_MODEL)
 
 
-def make_engine(
-    model: Model, budget: int, topk: int = 4, depth: int = 5, slots: int = 4, context: int = 200, corrupt: float = 0.0
-) -> Engine:
+def make_engine(model: Model, budget: int, topk: int = 4, depth: int = 5, slots: int = 4, context: int = 200,
+                corrupt: float = 0.0) -> Engine:
     torch.set_num_threads(1)
     shape, tensors = model
     capacity = -(-(context + max(budget, shape.block) + 1) // 8) * 8
@@ -48,7 +47,7 @@ def make_engine(
 
 
 def complete(engine: Engine, requests: list[Request]) -> dict[int, list[int]]:
-    """Runs the requests to their end: the output tokens of each."""
+    """Run the requests to their end and return the output tokens of each."""
     for request in requests:
         engine.submit(request)
     made: dict[int, list[int]] = {request.id: [] for request in requests}

@@ -1,4 +1,4 @@
-"""The packaged target as a Llama checkpoint: the same logits by Llama's own formulas, whatever idle layers it has."""
+"""The packaged target as a Llama checkpoint: the same logits by Llama's own formulas, with any idle layers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_checkpoint_gives_the_logits_of_the_packaged_target(tmp_path: pathli
 
 
 @pytest.mark.slow
-def test_a_trained_draft_foretells_the_target_better_than_where_it_started() -> None:
+def test_training_improves_the_predictions_of_a_draft() -> None:
     shape, tensors = Shape.load(PACKAGED_MODEL), load_weights(PACKAGED_MODEL)
     tokenizer = Tokenizer.from_file(str(PACKAGED_MODEL / "tokenizer.json"))
     stream = torch.tensor(tokenizer.encode(pathlib.Path(llama.__file__).read_text()).ids)
@@ -71,7 +71,7 @@ def test_a_trained_draft_foretells_the_target_better_than_where_it_started() -> 
     factors = rotations(shape, 128)
     with torch.inference_mode():
         text = continue_text(Target(shape, tensors), shape, prompts, 64, [0.0])
-        believed = []  # mean log-probability of what the target says
+        believed = []  # mean log-probability of the tokens of the target
         for some in (untrained, learned):
             draft = Target(small, some)
             x, _ = run_target(draft, small, text, factors)

@@ -1,4 +1,4 @@
-"""The server process over HTTP: answers, errors, metrics, and that nothing outlives it."""
+"""The server process over HTTP: answers, errors, metrics, end of all processes."""
 
 import json
 import os
@@ -7,14 +7,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from autotune.ddtree.arguments import Shape, parse
-from tests.ddtree.conftest import HTTP, ROOT, Server, eventually, gone
+from tests.ddtree.conftest import HTTP, ROOT, Server, eventually, wait_gone
 
+Start = Callable[..., Server]
 PROMPT = "class Cache:\n    def __init__(self, size):\n"
 
 
@@ -32,8 +34,7 @@ def stream(server: Server, **body: Any) -> list[dict[str, Any]]:
 def test_a_completion_has_text_usage_and_verify_steps(server: Server) -> None:
     answer = post(server).json()
     assert answer["object"] == "text_completion"
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["choices"][0]["text"]
+    assert answer["choices"][0]["finish_reason"] == "length" and answer["choices"][0]["text"]
     usage = answer["usage"]
     assert usage["completion_tokens"] == 24
     assert usage["total_tokens"] == usage["prompt_tokens"] + 24
@@ -51,54 +52,35 @@ def test_streamed_chunks_make_the_same_text_and_the_last_has_the_usage(server: S
     assert chunks[-1]["meta_info"] == chunks[-2]["meta_info"] == whole["meta_info"]
 
 
-def test_continuous_usage_counts_up_in_every_chunk(server: Server) -> None:
+def test_usage_is_streamed_in_every_chunk_only_if_asked_for(server: Server) -> None:
     chunks = stream(server, stream_options={"include_usage": True, "continuous_usage_stats": True})
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts[0] == 1, "the prompt's pass gives one token"
     assert counts[-1] == counts[-2] == 24
     assert sorted(counts) == counts
-
-
-def test_without_stream_options_no_chunk_has_usage(server: Server) -> None:
     assert not any("usage" in chunk for chunk in stream(server))
 
 
 def test_a_seed_repeats_its_text_and_token_lists_are_prompts(server: Server) -> None:
-    texts = [
-        post(server, prompt=[5, 17, 300, 42], temperature=1.0, seed=seed).json()["choices"][0]["text"]
-        for seed in (3, 3, 4)
-    ]
+    texts = [post(server, prompt=[5, 17, 300, 42], temperature=1.0, seed=seed).json()["choices"][0]["text"]
+             for seed in (3, 3, 4)]
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ({"prompt": list(range(1020))}, "context length is 1024"),
-        ({"prompt": []}, "non-empty"),
-        ({"prompt": [1, 4000]}, "outside the vocabulary"),
-        ({"prompt": ["a", "b"]}, "prompt must be"),
-        ({"max_tokens": 0}, "at least 1"),
-        ({"max_tokens": "ten"}, "wrong type"),
-        ({"temperature": -1}, "temperature"),
-        ({"n": 2}, "n is not supported"),
-        ({"stop": ["x"]}, "stop is not supported"),
-        ({"top_p": 0.5}, "top_p is not supported"),
-    ],
-)
-def test_what_cannot_be_done_is_a_400_that_says_why(server: Server, body: dict[str, Any], says: str) -> None:
-    answer = post(server, **body)
-    assert answer.status_code == 400
+@pytest.mark.parametrize(("body", "says"), [
+    ({"prompt": list(range(1020))}, "context length is 1024"), ({"prompt": []}, "non-empty"),
+    ({"prompt": [1, 4000]}, "outside the vocabulary"), ({"prompt": ["a", "b"]}, "prompt must be"),
+    ({"max_tokens": 0}, "at least 1"), ({"max_tokens": "ten"}, "wrong type"), ({"temperature": -1}, "temperature"),
+    ({"n": 2}, "n is not supported"), ({"stop": ["x"]}, "stop is not supported"),
+    ({"top_p": 0.5}, "top_p is not supported"), (None, ""),
+])
+def test_an_invalid_request_is_a_400_with_the_reason(server: Server, body: dict[str, Any] | None, says: str) -> None:
+    answer = HTTP.post(server.url + "/v1/completions", content=b"{") if body is None else post(server, **body)
+    assert answer.status_code == answer.json()["error"]["code"] == 400
     assert says in answer.json()["error"]["message"]
 
 
-def test_a_broken_body_is_a_400(server: Server) -> None:
-    answer = HTTP.post(server.url + "/v1/completions", content=b"{")
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == 400
-
-
-def test_metrics_count_what_was_done(server: Server) -> None:
+def test_metrics_count_tokens_and_verify_steps(server: Server) -> None:
     names = ("prompt_tokens_total", "generation_tokens_total", "spec_verify_steps_total", "spec_accepted_tokens_total")
     before = [server.metric(name) for name in names]
     answer = post(server, max_tokens=40).json()
@@ -110,22 +92,22 @@ def test_metrics_count_what_was_done(server: Server) -> None:
     assert server.metric("num_running_reqs") == 0
 
 
-def test_a_client_that_leaves_frees_its_slot_and_queued_requests_get_it(server: Server) -> None:
+def test_the_slot_of_a_disconnected_client_goes_to_a_queued_request(server: Server) -> None:
     body = {"prompt": PROMPT, "max_tokens": 980, "temperature": 1.0, "ignore_eos": True, "stream": True}
     before = server.metric("generation_tokens_total")
     leaving = [threading.Event(), threading.Event(), threading.Event()]
 
-    def leave_when_told(event: threading.Event) -> None:
+    def leave_on(event: threading.Event) -> None:
         with HTTP.stream("POST", server.url + "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines, None)
             event.wait()
 
-    threads = [threading.Thread(target=leave_when_told, args=(event,), daemon=True) for event in leaving[:2]]
+    threads = [threading.Thread(target=leave_on, args=(event,), daemon=True) for event in leaving[:2]]
     for thread in threads:
         thread.start()
     eventually(lambda: server.metric("num_running_reqs") == 2)
-    threads.append(threading.Thread(target=leave_when_told, args=(leaving[2],), daemon=True))
+    threads.append(threading.Thread(target=leave_on, args=(leaving[2],), daemon=True))
     threads[2].start()
     eventually(lambda: server.metric("num_queue_reqs") == 1)
     for event in leaving:
@@ -135,7 +117,7 @@ def test_a_client_that_leaves_frees_its_slot_and_queued_requests_get_it(server: 
     assert post(server).status_code == 200
 
 
-def test_server_info_and_models_say_what_runs(server: Server) -> None:
+def test_server_info_and_models_describe_the_server(server: Server) -> None:
     info = HTTP.get(server.url + "/server_info").json()
     assert (info["tree_budget"], info["tree_nodes"], info["device"], info["threads"]) == (8, 8, "cpu", 1)
     assert info["kv_cache_tokens"] == 2 * 1040
@@ -148,9 +130,8 @@ def test_the_log_has_the_stages_in_order(server: Server) -> None:
     assert places == sorted(places)
 
 
-def test_health_is_503_before_and_sigterm_ends_cleanly_after_ready(servers: list[Server], tmp_path: Any) -> None:
-    server = Server(["--max-running-requests", "1"], tmp_path).start()
-    servers.append(server)
+def test_health_is_503_before_and_sigterm_ends_cleanly_after_ready(start: Start) -> None:
+    server = start("--max-running-requests", "1")
     codes = set()
     while 200 not in codes:
         try:
@@ -163,54 +144,43 @@ def test_health_is_503_before_and_sigterm_ends_cleanly_after_ready(servers: list
     assert len(workers) == 1
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(2) == 0, server.log
-    assert gone(workers, 0.5)
+    wait_gone(workers, 0.5)
 
 
-def test_sigkill_of_the_front_leaves_no_worker(servers: list[Server], tmp_path: Any) -> None:
-    server = Server(["--dp-size", "2", "--tree-budget", "0"], tmp_path).start()
-    servers.append(server)
-    server.wait_ready()
+def test_sigkill_of_the_front_leaves_no_worker(start: Start) -> None:
+    server = start("--dp-size", "2", "--tree-budget", "0").wait_ready()
     workers = server.workers()
     assert len(workers) == 2
     assert "spec_verify_ct" not in post(server).json()["meta_info"]
     server.process.kill()
-    assert gone(workers, 2)
+    wait_gone(workers, 2)
 
 
-def test_a_dead_rank_ends_the_server_with_an_error(servers: list[Server], tmp_path: Any) -> None:
-    server = Server(["--tp-size", "2", "--enable-allreduce-fusion"], tmp_path).start()
-    servers.append(server)
-    server.wait_ready()
+def test_a_dead_rank_ends_the_server_with_an_error(start: Start) -> None:
+    server = start("--tp-size", "2", "--enable-allreduce-fusion").wait_ready()
     workers = server.workers()
     assert len(workers) == 2
     assert "Init torch distributed end" in server.log
     os.kill(workers[1], signal.SIGKILL)
     assert server.process.wait(5) == 1
     assert "has ended" in server.log
-    assert gone(workers, 1)
+    wait_gone(workers, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
-def test_two_ranks_write_what_one_writes(servers: list[Server], server: Server, tmp_path: Any, fused: bool) -> None:
-    two = Server(["--tp-size", "2", *(["--enable-allreduce-fusion"] if fused else [])], tmp_path).start()
-    servers.append(two)
-    two.wait_ready()
+def test_two_ranks_give_the_output_of_one(start: Start, server: Server, fused: bool) -> None:
+    two = start("--tp-size", "2", *(["--enable-allreduce-fusion"] if fused else [])).wait_ready()
     for prompt in (PROMPT, "import os\n\ndef main():\n", "    raise ValueError("):
         for temperature in (0.0, 0.8):
             answers = [post(each, prompt=prompt, temperature=temperature, seed=1).json() for each in (server, two)]
             assert answers[0]["choices"] == answers[1]["choices"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--tree-size", "8"], "unrecognized arguments"),
-        (["--tree-budget", "-1"], "less than 0"),
-        (["--device", "tpu"], "invalid choice"),
-        (["--corrupt-output", "2"], "not between 0 and 1"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--tree-size", "8"], "unrecognized arguments"), (["--tree-budget", "-1"], "less than 0"),
+    (["--device", "tpu"], "invalid choice"), (["--corrupt-output", "2"], "not between 0 and 1"),
+])
 def test_bad_usage_is_exit_code_2(capsys: pytest.CaptureFixture[str], flags: list[str], says: str) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(flags)
@@ -218,19 +188,14 @@ def test_bad_usage_is_exit_code_2(capsys: pytest.CaptureFixture[str], flags: lis
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--draft-depth", "9"], "predicts 7 positions"),
-        (["--context-length", "4096"], "greater than the model's max_position"),
-        (["--enable-allreduce-fusion"], "needs --tp-size > 1"),
-        (["--tree-topk", "3000"], "exceeds the vocabulary"),
-    ],
-)
-def test_settings_no_device_could_honour_are_errors_before_anything_starts(flags: list[str], says: str) -> None:
-    arguments = parse(flags)
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--draft-depth", "9"], "predicts 7 positions"), (["--tree-topk", "3000"], "exceeds the vocabulary"),
+    (["--context-length", "4096"], "greater than the model's max_position"),
+    (["--enable-allreduce-fusion"], "needs --tp-size > 1"),
+])
+def test_impossible_settings_are_errors_before_anything_starts(flags: list[str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        arguments.check(Shape.load(ROOT / "autotune/ddtree/packaged"))
+        parse(flags).check(Shape.load(ROOT / "autotune/ddtree/packaged"))
 
 
 STARTS = [
@@ -242,26 +207,18 @@ STARTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("flags", "stage", "says"), [STARTS[0], *(pytest.param(*start, marks=pytest.mark.slow) for start in STARTS[1:])]
-)
-def test_a_start_that_cannot_succeed_ends_at_its_stage_with_a_traceback(
-    servers: list[Server], tmp_path: Any, flags: list[str], stage: str, says: str
-) -> None:
-    server = Server(flags, tmp_path).start()
-    servers.append(server)
+@pytest.mark.parametrize(("flags", "stage", "says"),
+                         [STARTS[0], *(pytest.param(*rest, marks=pytest.mark.slow) for rest in STARTS[1:])])
+def test_a_failed_start_ends_at_its_stage_with_a_traceback(start: Start, flags: list[str], stage: str,
+                                                           says: str) -> None:
+    server = start(*flags)
     assert server.process.wait(90) == 1
     assert server.log.index(stage) < server.log.index("Traceback") < server.log.index(says)
     assert "ready to roll" not in server.log
 
 
 def test_help_explains_the_flags_without_loading_torch() -> None:
-    probe = (
-        "import sys; from autotune.ddtree.__main__ import main\n"
-        "sys.argv = ['x', '--help']\n"
-        "try: main()\n"
-        "except SystemExit: sys.exit('torch' in sys.modules)"
-    )
+    probe = ("import sys; from autotune.ddtree.__main__ import main\nsys.argv = ['x', '--help']\n"
+             "try: main()\nexcept SystemExit: sys.exit('torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "--tree-budget" in done.stdout
-    assert "for tests only" in done.stdout
+    assert "--tree-budget" in done.stdout and "for tests only" in done.stdout

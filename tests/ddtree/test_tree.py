@@ -1,6 +1,8 @@
 """The draft tree against brute force."""
 
+from collections.abc import Iterable, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -8,9 +10,11 @@ from hypothesis import strategies as st
 
 from autotune.ddtree.tree import Tree, best_first, capacity, sight, walk
 
+Guess = tuple[list[list[int]], list[list[float]]]
+
 
 @st.composite
-def guesses(draw: st.DrawFn) -> tuple[list[list[int]], list[list[float]]]:
+def guesses(draw: st.DrawFn) -> Guess:
     depth, topk = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     score = st.floats(-8, 0, allow_nan=False)
     scores = [sorted(draw(st.lists(score, min_size=topk, max_size=topk)), reverse=True) for _ in range(depth)]
@@ -19,40 +23,27 @@ def guesses(draw: st.DrawFn) -> tuple[list[list[int]], list[list[float]]]:
 
 
 def paths(tree: Tree) -> list[tuple[int, ...]]:
-    """The tokens from the root to each node, the root's own left out."""
-    return [
-        tuple(tree.tokens[node] for node in range(1, len(tree.tokens)) if lineage >> node & 1)
-        for lineage in tree.lineages
-    ]
+    """Tokens on the path to each node, without the root's."""
+    return [tuple(tree.tokens[node] for node in range(1, len(tree.tokens)) if lineage >> node & 1)
+            for lineage in tree.lineages]
 
 
 @given(guesses(), st.integers(1, 40))
-def test_tree_holds_the_most_probable_prefixes_and_no_others(
-    guess: tuple[list[list[int]], list[list[float]]], budget: int
-) -> None:
+def test_a_tree_holds_exactly_the_most_probable_prefixes(guess: Guess, budget: int) -> None:
     tokens, scores = guess
     tree = best_first(99, tokens, scores, budget)
-    every = {
-        tuple(row[rank] for row, rank in zip(tokens, ranks, strict=False)): sum(
-            row[rank] for row, rank in zip(scores, ranks, strict=False)
-        )
-        for level in range(1, len(tokens) + 1)
-        for ranks in product(range(len(tokens[0])), repeat=level)
-    }
+    assert len(tree.tokens) == 1 + capacity(budget, len(tokens[0]), len(tokens))
+
+    def along(rows: Iterable[Sequence[Any]], ranks: tuple[int, ...]) -> list[Any]:
+        return [row[rank] for row, rank in zip(rows, ranks, strict=False)]
+
+    every = {tuple(along(tokens, ranks)): sum(along(scores, ranks)) for level in range(1, len(tokens) + 1)
+             for ranks in product(range(len(tokens[0])), repeat=level)}
     best = sorted(every.values(), reverse=True)[:budget]
     found = [every[path] for path in paths(tree)[1:]]
     assert np.allclose(sorted(found, reverse=True), best)
     assert np.allclose(found, best), "nodes come in order of probability"
     assert len(set(paths(tree))) == len(tree.tokens)
-
-
-@given(guesses(), st.integers(1, 40))
-def test_every_tree_of_a_budget_topk_and_depth_has_the_same_size(
-    guess: tuple[list[list[int]], list[list[float]]], budget: int
-) -> None:
-    tokens, scores = guess
-    tree = best_first(99, tokens, scores, budget)
-    assert len(tree.tokens) == 1 + capacity(budget, len(tokens[0]), len(tokens))
 
 
 def test_topk_one_makes_a_chain() -> None:
@@ -63,9 +54,7 @@ def test_topk_one_makes_a_chain() -> None:
 
 
 @given(guesses(), st.integers(1, 40))
-def test_a_node_sees_itself_and_its_ancestors_only(
-    guess: tuple[list[list[int]], list[list[float]]], budget: int
-) -> None:
+def test_a_node_sees_itself_and_its_ancestors_only(guess: Guess, budget: int) -> None:
     tree = best_first(99, *guess, budget)
     sees = sight([tree, tree])
     assert sees.shape == (2, len(tree.tokens), len(tree.tokens))
@@ -75,7 +64,7 @@ def test_a_node_sees_itself_and_its_ancestors_only(
         assert tree.depths[node] == len(path) == len(seen) - 1
 
 
-def test_the_walk_follows_the_targets_tokens_until_one_is_no_child() -> None:
+def test_the_walk_ends_at_the_first_token_without_a_child() -> None:
     tree = best_first(9, [[1, 2], [3, 4]], [[-0.1, -0.2], [-0.1, -0.2]], 6)
     where = {path: node for node, path in enumerate(paths(tree))}
     chosen = [0] * len(tree.tokens)

@@ -1,4 +1,4 @@
-"""The agreement gate on the embedded engine: a server that silently corrupts its output, and those that batch."""
+"""The correctness gate on the embedded engine: silently corrupted output, and honest output of batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPACE = {
 }
 
 
-def test_the_gate_catches_the_server_that_corrupts_and_not_those_that_batch(tmp_path: pathlib.Path) -> None:
+def test_the_gate_catches_corrupted_output_and_accepts_batched_output(tmp_path: pathlib.Path) -> None:
     (tmp_path / "gate.yaml").write_text(yaml.safe_dump(SPACE, sort_keys=False))
     root = data_folder("conf").parent
     done = subprocess.run(

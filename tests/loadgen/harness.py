@@ -23,8 +23,8 @@ BUILTIN = PromptSpec(kind="builtin", path=None, shared_prefix=0.0, token_low=0, 
 LOAD = LoadSpec(concurrency=4, context_tokens=40, output_tokens=24, output_spread=0.25, temperature=0.0,
                 ignore_eos=True, rate_per_s=None, seed=1, prompts=BUILTIN, first_token_timeout_s=10.0,
                 token_timeout_s=10.0, request_timeout_s=30.0, retries=2)
-WINDOW = WindowSettings(warmup_min_s=0.3, warmup_max_s=3.0, settle_s=0.4, drift=0.25, min_s=1.0, max_s=1.0, block_s=0.1,
-                        precision=0.01, min_requests=4, error_rate_limit=0.05, error_count_min=5)
+WINDOW = WindowSettings(warmup_min_s=0.1, warmup_max_s=3.0, settle_s=0.2, drift=0.25, min_s=0.7, max_s=0.7,
+                        block_s=0.06, precision=0.01, min_requests=4, error_rate_limit=0.05, error_count_min=5)
 PATIENCE_S = 30.0
 POWER = PowerSettings(source="none", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0)
 METRICS = MetricNames(running="stub:num_running_reqs", queued="stub:num_queue_reqs",

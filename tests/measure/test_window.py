@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import psutil
 import pytest
 
-from autotune.loadgen.spec import LoadFailure, LoadSpec, WindowSettings
+from autotune.loadgen.spec import LoadFailure, Target
 from autotune.measure.limits import Limits
 from autotune.measure.window import measure
 from autotune.records import Measurement, UsageError
@@ -67,16 +68,11 @@ def test_acceptance_comes_from_counters_when_answers_do_not_say_it(tmp_path: pat
     assert found.accept_length == pytest.approx(2.8, rel=0.1)  # each request's first step gives one token
 
 
-def test_a_window_ends_early_once_it_is_precise_enough_and_states_its_interval(tmp_path: pathlib.Path) -> None:
-    window = dataclasses.replace(WINDOW, min_s=1.0, max_s=20.0, precision=0.5)
-    with Stub(tmp_path) as stub:
-        found = measured(measure_stub(stub, window=window))
-    assert found.window_s < 20 and found.relative_error is not None and found.relative_error < 0.9
-
-
-def test_cpu_time_is_reported_as_assumed_energy(tmp_path: pathlib.Path) -> None:
+def test_cpu_time_is_assumed_energy_and_a_window_ends_once_it_is_precise_enough(tmp_path: pathlib.Path) -> None:
+    window = dataclasses.replace(WINDOW, max_s=20.0, precision=0.5)
     with Stub(tmp_path, "--itl-ms", "2") as stub:
-        found = measured(measure_stub(stub, source="cpu_time", concurrency=16))
+        found = measured(measure_stub(stub, source="cpu_time", window=window, concurrency=16))
+    assert found.window_s < 20 and found.relative_error is not None and found.relative_error < 0.9
     assert found.energy.assumed and found.energy.source == "cpu_time" and found.energy.joules
     assert found.tokens_per_j and found.energy.watts and 0 < found.energy.watts < 20  # at most one core of 10 W, or so
 
@@ -91,16 +87,16 @@ def test_limits_decide_which_tokens_are_good_and_progress_is_told(tmp_path: path
     assert any(line.startswith("warm-up") for line in told) and any("tok/s" in line for line in told)
 
 
-def test_a_queue_in_the_server_and_retractions_spoil_the_window(tmp_path: pathlib.Path) -> None:
-    with Stub(tmp_path, "--queued", "3", "--retracted", "1", "--ttft-ms", "5", "--itl-ms", "4") as stub:
-        found = measured(measure_stub(stub, target_of(stub, metrics=True)))
-    assert set(found.reasons) == {"server_queueing", "server_retracted"} and not found.valid
-
-
-def test_a_server_without_usage_and_too_few_answers_are_marked(tmp_path: pathlib.Path) -> None:
-    with Stub(tmp_path, "--usage", "none") as stub:
-        found = measured(measure_stub(stub, window=dataclasses.replace(WINDOW, min_requests=10_000)))
-    assert found.reasons == ("too_few_requests", "no_usage") and found.output_tokens > 0
+@pytest.mark.parametrize(("arguments", "least", "reasons"), [
+    (("--queued", "3", "--retracted", "1", "--ttft-ms", "5", "--itl-ms", "4"), 4,
+     {"server_queueing", "server_retracted"}),
+    (("--usage", "none"), 10_000, {"too_few_requests", "no_usage"})])
+def test_a_window_that_does_not_count_says_why(tmp_path: pathlib.Path, arguments: tuple[str, ...], least: int,
+                                               reasons: set[str]) -> None:
+    with Stub(tmp_path, *arguments) as stub:
+        found = measured(measure_stub(stub, target_of(stub, metrics=True),
+                                      window=dataclasses.replace(WINDOW, min_requests=least)))
+    assert set(found.reasons) == reasons and not found.valid and found.output_tokens > 0
 
 
 def test_a_few_errors_are_reported_and_do_not_end_the_load(tmp_path: pathlib.Path) -> None:
@@ -164,14 +160,12 @@ def test_an_interrupt_ends_the_load_process(tmp_path: pathlib.Path) -> None:
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in children)
 
 
-def test_impossible_settings_are_one_clear_line() -> None:
-    def load(**changes: object) -> LoadSpec:
-        return LoadSpec(**{**{f.name: getattr(LOAD, f.name) for f in dataclasses.fields(LOAD)}, **changes})
-
-    for changes, text in (({"concurrency": 0}, "concurrency"), ({"output_spread": 1.0}, "output_spread"),
-                          ({"rate_per_s": 0.0}, "rate_per_s"), ({"context_tokens": 0}, "context_tokens")):
-        with pytest.raises(UsageError, match=text):
-            load(**changes)
-    fields = {f.name: getattr(WINDOW, f.name) for f in dataclasses.fields(WINDOW)}
-    with pytest.raises(UsageError, match="min_s <= max_s"):
-        WindowSettings(**{**fields, "min_s": 9.0, "max_s": 1.0})
+@pytest.mark.parametrize(("settings", "changes", "text"), [
+    (LOAD, {"concurrency": 0}, "concurrency"), (LOAD, {"output_spread": 1.0}, "output_spread"),
+    (LOAD, {"rate_per_s": 0.0}, "rate_per_s"), (LOAD, {"context_tokens": 0}, "context_tokens"),
+    (WINDOW, {"min_s": 9.0, "max_s": 1.0}, "min_s <= max_s"), (WINDOW, {"precision": 1.0}, "precision"),
+    (Target("http://x:1", "openai", "m", True), {"base_url": "https://x:1"}, "plain http"),
+    (Target("http://x:1", "openai", "m", True), {"api": "grpc"}, "openai, sglang")])
+def test_impossible_settings_are_one_clear_line(settings: Any, changes: dict[str, object], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        dataclasses.replace(settings, **changes)

@@ -36,19 +36,16 @@ def open_study(folder: pathlib.Path, **identity: Any) -> Study:
     return Study.open(sqlite_url(folder), "s", SPACE, {**IDENTITY, **identity})
 
 
-def measured(tokens: int = 1000, joules: float | None = 500.0) -> Measurement:
-    return Measurement(tokens, 10.0, 5, 0, 64, Energy("nvml", joules, 10.0))
+def process(folder: pathlib.Path, program: str) -> subprocess.Popen[bytes]:
+    """Another process that runs `program` on the study `study`."""
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    setup = "import sys; from tests.storage.test_study import *; study = open_study(pathlib.Path(sys.argv[1])); "
+    return subprocess.Popen([sys.executable, "-c", setup + program, str(folder)], cwd=root, stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": root})
 
 
-def test_a_trial_keeps_its_configuration_and_figures(tmp_path: pathlib.Path) -> None:
-    study = open_study(tmp_path)
-    trial = study.ask(SPACE.baseline, launch=1)
-    study.tell(trial, measured(), Score(2.0, {"tpot_p99_ms": 0.5}), cost_s=3, launch_s=2)
-    (record,) = open_study(tmp_path).records()
-    assert record.config == SPACE.baseline
-    assert (record.state, record.value, record.feasible) == ("COMPLETE", 2.0, True)
-    assert record.figures["tokens_per_j"] == 2.0 and record.figures["watts"] == 50.0
-    assert "accept_length" not in record.figures and "ttft_p50_ms" not in record.figures
+def measured(joules: float | None = 500.0) -> Measurement:
+    return Measurement(1000, 10.0, 5, 0, 64, Energy("nvml", joules, 10.0))
 
 
 def test_conditional_parameters_that_do_not_exist_are_absent(tmp_path: pathlib.Path) -> None:
@@ -56,15 +53,6 @@ def test_conditional_parameters_that_do_not_exist_are_absent(tmp_path: pathlib.P
     config = {k: v for k, v in {**SPACE.baseline, "budget": 0}.items() if k != "topk"}
     study.fail(study.ask(config, launch=1), "why not")
     assert study.records()[0].config == config
-
-
-def test_a_crash_is_pruned_with_its_signature_and_a_graded_constraint(tmp_path: pathlib.Path) -> None:
-    study = open_study(tmp_path)
-    study.tell(study.ask(SPACE.baseline, launch=1), CRASH, None, cost_s=3, launch_s=3)
-    (record,) = study.records()
-    assert record.state == "PRUNED" and record.crashed and not record.feasible
-    assert record.crash == CRASH
-    assert study.inner.trials[0].constraints == {"crash": 2.0, "limits": 0.0}
 
 
 def test_a_crash_is_under_load_when_a_load_was_on_the_server_whatever_the_stage(tmp_path: pathlib.Path) -> None:
@@ -78,18 +66,19 @@ def test_a_crash_is_under_load_when_a_load_was_on_the_server_whatever_the_stage(
     assert found == [False, True, True]
 
 
-def test_every_trial_has_the_same_constraints_in_the_same_order(tmp_path: pathlib.Path) -> None:
+def test_outcomes_are_graded_by_the_same_constraints_on_every_trial(tmp_path: pathlib.Path) -> None:
     study = open_study(tmp_path)
-    study.tell(study.ask(SPACE.baseline, launch=1), CRASH, None, cost_s=3, launch_s=3)
-    study.tell(study.ask(SPACE.baseline, launch=2), measured(), Score(2.0, {"tpot_p99_ms": 1.5}), cost_s=3,
-               launch_s=2)
-    study.tell(study.ask(SPACE.baseline, launch=3), measured(joules=None), Score(None, {}, ("no_energy",)),
-               cost_s=3, launch_s=2)
+    outcomes: list[tuple[Measurement | Crash, Score | None]] = [
+        (CRASH, None), (measured(), Score(2.0, {"tpot_p99_ms": 1.5, "e2e_p99_ms": 0.5})),
+        (measured(), Score(2.0, {"tpot_p99_ms": 0.75})), (measured(None), Score(None, {}, ("no_energy",)))]
+    for launch, (outcome, score) in enumerate(outcomes):
+        study.tell(study.ask(SPACE.baseline, launch), outcome, score, cost_s=3, launch_s=2)
     assert [t.constraints for t in study.inner.trials] == [
-        {"crash": 2.0, "limits": 0.0}, {"crash": 0.0, "limits": 0.5}, {"crash": 0.0, "limits": 1.0}]
-    assert [r.feasible for r in study.records()] == [False, False, False]
-    assert [r.state for r in study.records()] == ["PRUNED", "COMPLETE", "PRUNED"]
-    assert "watts" not in study.records()[2].figures
+        {"crash": 2.0, "limits": 0.0}, {"crash": 0.0, "limits": 0.5}, {"crash": 0.0, "limits": -0.25},
+        {"crash": 0.0, "limits": 1.0}]
+    assert [(r.state, r.feasible, r.crashed) for r in study.records()] == [
+        ("PRUNED", False, True), ("COMPLETE", False, False), ("COMPLETE", True, False), ("PRUNED", False, False)]
+    assert "watts" not in study.records()[3].figures
 
 
 @pytest.mark.parametrize("change", [{"space_digest": "d2"}, {"engine_version": "2"}, {"devices": ["gpu b"]}])
@@ -111,11 +100,7 @@ def test_a_study_that_does_not_exist_is_said(tmp_path: pathlib.Path) -> None:
 
 def test_trials_of_a_dead_tuner_are_told_fail_and_of_a_living_one_left(tmp_path: pathlib.Path) -> None:
     open_study(tmp_path)
-    program = ("import sys, pathlib; from tests.storage.test_study import *; "
-               "open_study(pathlib.Path(sys.argv[1])).ask(SPACE.baseline, launch=1)")
-    root = str(pathlib.Path(__file__).resolve().parents[2])
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, cwd=root,
-                   env={**os.environ, "PYTHONPATH": root})
+    assert process(tmp_path, "study.ask(SPACE.baseline, launch=1)").wait(120) == 0
     study = open_study(tmp_path)
     study.ask(SPACE.baseline, launch=2)
     assert study.fail_stale_trials() == [0]
@@ -125,14 +110,9 @@ def test_trials_of_a_dead_tuner_are_told_fail_and_of_a_living_one_left(tmp_path:
 
 def test_a_study_has_one_tuner_at_a_time_wherever_its_outputs_are(tmp_path: pathlib.Path) -> None:
     open_study(tmp_path).lead()
-    program = ("import sys, pathlib; from tests.storage.test_study import *; "
-               "study = open_study(pathlib.Path(sys.argv[1])); study.lead(); "
-               "print('leads', flush=True); sys.stdin.read()")
-    root = str(pathlib.Path(__file__).resolve().parents[2])
     own = open_study(tmp_path)
     own.set_attr("tuner", owner_id().rsplit("|", 1)[0] + "|1")  # one that is dead
-    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          cwd=root, env={**os.environ, "PYTHONPATH": root}) as other:
+    with process(tmp_path, "study.lead(); print('leads', flush=True); sys.stdin.read()") as other:
         assert other.stdout is not None and other.stdout.readline() == b"leads\n"
         with pytest.raises(AutotuneError, match=rf"another autotune \(pid {other.pid}\) tunes study s .* verb worker"):
             own.lead()

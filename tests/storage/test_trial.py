@@ -86,6 +86,7 @@ def test_a_trial_is_written_in_ten_commits_and_read_back_whole(
         study.tell(trial, outcome, score, facts, cost_s=62.0, launch_s=41.0)
     assert len(counted) <= 10
     record = open_made(tmp_path).record(trial.number)
+    assert record.config == SPACE.baseline and record.value == (score and score.value)
     assert record.result == Result(outcome, score, 62.0, 41.0, facts)
     assert (record.outcome, record.score, record.launch, record.cost_s) == (outcome, score, facts, 62.0)
     assert (record.launch_id, record.confirm, record.start.confirm_after, record.start.reason) == (
