@@ -161,13 +161,13 @@ def parse(data: Mapping[str, Any]) -> Table:
     words = data.get("words") or {}
     rules: list[Rule] = []
     silent: dict[str, Rule] = {}
-    told: dict[str, Rule] = {}
+    first_of: dict[str, Rule] = {}
     for number, entry in enumerate(data["rules"], 1):
         try:
-            rule = _rule(entry, told, words)
+            rule = _rule(entry, first_of, words)
         except (KeyError, TypeError, ValueError, re.error) as error:
             raise ValueError(f"rules.yaml: entry {number} ({entry.get('category')}): {error!r}") from error
-        told.setdefault(rule.category, rule)
+        first_of.setdefault(rule.category, rule)
         if rule.patterns:
             rules.append(rule)
         else:
@@ -192,11 +192,11 @@ def _stage_patterns(entries: Sequence[Mapping[str, Any]]) -> tuple[tuple[Stage, 
     return tuple((Stage.parse(e["stage"]), compiled("|".join(f"(?:{p})" for p in e["any"]))) for e in entries)
 
 
-def _rule(entry: Mapping[str, Any], told: Mapping[str, Rule], words: Mapping[str, str]) -> Rule:
+def _rule(entry: Mapping[str, Any], first_of: Mapping[str, Rule], words: Mapping[str, str]) -> Rule:
     unknown = set(entry) - KEYS
     if unknown:
         raise ValueError(f"unknown key {', '.join(sorted(unknown))}")
-    known_entry = told.get(entry["category"])
+    known_entry = first_of.get(entry["category"])
     explanation = entry.get("explanation") or (known_entry.explanation if known_entry else "")
     next_step = entry.get("next_step") or (known_entry.next_step if known_entry else "")
     if not explanation or not next_step:

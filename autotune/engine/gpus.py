@@ -153,7 +153,7 @@ def process_text(pid: int) -> str:
 
 
 def topology(gpus: Sequence[Gpu]) -> Topology:
-    """How the GPUs lie to each other and to the CPUs. What NVML cannot say counts as far, or as all CPUs.
+    """Topology of these GPUs. A distance unknown to NVML counts as far, an unknown affinity as all CPUs.
 
     Raises NoNvml, or NVMLError for a GPU that is gone.
     """

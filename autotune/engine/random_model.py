@@ -4,8 +4,8 @@
     python -m autotune.engine.random_model models/dense-8b-draft --draft-for models/dense-8b
 
 Serve them with dummy weights (`--load-format dummy`, in a space: load_format: {choices: [dummy]}). Speed and power are
-those of the shape; the text is meaningless: greedy decoding repeats itself, so n-gram speculation accepts
-(almost) everything and a random draft nothing. Needs the package `tokenizers`; nothing is downloaded.
+realistic, the text is not: greedy decoding repeats itself, so n-gram speculation accepts almost everything and a random
+draft nothing. Needs the package `tokenizers`; nothing is downloaded.
 """
 
 from __future__ import annotations

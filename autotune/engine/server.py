@@ -73,6 +73,8 @@ class SupervisorFailed(AutotuneError):
 
 
 class Server:
+    """A server and its supervisor. `start` or a `with` block launches it; `stop` or the end of the block ends it."""
+
     def __init__(self, command: Command, engine: EngineSpec, folder: pathlib.Path, settings: ServerSettings,
                  port: int, host: str = "127.0.0.1", env: Mapping[str, str] | None = None, apart: bool = False) -> None:
         """`env`: variables of this launch that are no part of the configuration's command. `apart`: the supervisor is
@@ -261,7 +263,7 @@ class Server:
         except subprocess.TimeoutExpired:
             supervisor.kill()
             supervisor.wait()
-        if not (self.folder / "exit.json").exists():  # the supervisor was killed, by us or by somebody else
+        if not (self.folder / "exit.json").exists():  # the supervisor was killed
             end_launch(self.folder)
         return self.exit_status
 

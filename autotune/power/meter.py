@@ -31,7 +31,7 @@ class DeviceLost(AutotuneError):
 
 @dataclasses.dataclass(frozen=True)
 class PowerSettings:
-    """How energy is measured (conf/power).
+    """Choice and limits of the energy measurement (conf/power).
 
     source: `auto` (the first meter of the registry that works) or a meter's name.
     watts_per_core: W that a busy core is assumed to take (cpu_time only); None makes cpu_time unavailable.

@@ -106,8 +106,8 @@ def forecast_launches(grid: Grid, memory: Observations, beliefs: Sequence[Belief
     chance = crashes.chance(rows)
     if past is not None:
         unseen = crashes.unseen(rows)
-        told = np.where(unseen < UNTRIED, past[0].chance(rows), unseen)
-        chance = chance * (told / unseen) ** past[1]
+        combined = np.where(unseen < UNTRIED, past[0].chance(rows), unseen)
+        chance = chance * (combined / unseen) ** past[1]
     crash_s = CRASH_WEIGHT * costs.launch_s + (1 - CRASH_WEIGHT) * costs.crash_s
     cost_s = chance * (costs.launch_s + USUAL_LOADS * costs.measure_s) + (1 - chance) * crash_s
     survived, hopeful = upper * (serving > SURVIVED), serving * (upper > 0)

@@ -177,11 +177,11 @@ class CrashModel:
 
 
     def _group(self, failures: Sequence[Failure], passed: Codes) -> Group:
-        heard = len(passed)
-        if heard > MANY_PASSES:
-            heard -= heard % AT_A_TIME
-            passed = passed[heard - MANY_PASSES:heard]
-        key = (heard, *(id(f) for f in failures))
+        used = len(passed)
+        if used > MANY_PASSES:
+            used -= used % AT_A_TIME
+            passed = passed[used - MANY_PASSES:used]
+        key = (used, *(id(f) for f in failures))
         if key not in self._made:
             self._made[key] = self._earlier.get(key) or Group(self.grid, failures, passed)
         return self._made[key]

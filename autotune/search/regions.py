@@ -72,10 +72,10 @@ class _Found:
 
 
 def evaluate_regions(grid: Grid, forecast: Forecast, crashes: CrashModel, least: float,
-           elsewhere: int = 0) -> tuple[Floats, list[Region]]:
+                     pending_launches: int = 0) -> tuple[Floats, list[Region]]:
     """(n,) worth of each launch, 0 in closed regions, and the regions.
 
-    least: smallest expected gain that justifies a launch; elsewhere: number of pending launches.
+    least: smallest expected gain that justifies a launch.
     """
     worth = forecast.expected.copy()
     suspects: list[tuple[When, float]] = [
@@ -92,7 +92,7 @@ def evaluate_regions(grid: Grid, forecast: Forecast, crashes: CrashModel, least:
             top = _top(forecast, some.inside)
             worth[some.inside & (forecast.chance < ISOLATING * top)] = 0.0
             hopeful = some.inside & (worth > 0)
-            worth[hopeful] = np.maximum(worth, _spared(elsewhere) * forecast.chance * forecast.upper)[hopeful]
+            worth[hopeful] = np.maximum(worth, _spared(pending_launches) * forecast.chance * forecast.upper)[hopeful]
     free = np.logical_and.reduce([~some.inside for some in found], initial=True) & (worth > 0)
     nothing_else = not (worth[free] >= least).any()
     regions = []
@@ -106,13 +106,13 @@ def evaluate_regions(grid: Grid, forecast: Forecast, crashes: CrashModel, least:
     return worth, regions
 
 
-def _spared(elsewhere: int) -> float:
+def _spared(pending_launches: int) -> float:
     """Weight of a plausible gain relative to an expected one.
 
     The weight grows with the number of parallel launches: one of them is easily spared, and a region that opens late
     costs launches in sequence. It is the chance of at least one hit in that many, each with `PLAUSIBLE`.
     """
-    return PLAUSIBLE if not elsewhere else 1 - (1 - PLAUSIBLE) ** (elsewhere + 1)
+    return PLAUSIBLE if not pending_launches else 1 - (1 - PLAUSIBLE) ** (pending_launches + 1)
 
 
 def _evaluated(grid: Grid, forecast: Forecast, crashes: CrashModel, worth: Floats, found: _Found, least: float,
@@ -195,24 +195,24 @@ def record(grid: Grid, forecast: Forecast, region: Region, after_launches: int, 
     """The decision on a region for pivots.jsonl; `reopened` is the reason for reopening."""
     signatures = tuple(sorted({f.crash.signature for f in region.evidence}))
     trials = tuple(sorted({f.trial for f in region.evidence if f.trial is not None}))
-    elsewhere, promise = "nothing left", "no other launch"
+    other, promise = "nothing left", "no other launch"
     if region.alternative is not None:
         server = grid.server(forecast.rows[region.alternative])
         gain, cost_s = float(forecast.expected[region.alternative]), float(forecast.cost_s[region.alternative])
-        elsewhere = ", ".join(f"{k}={v}" for k, v in server.items())
+        other = ", ".join(f"{k}={v}" for k, v in server.items())
         promise = f"{gain:.1%} for {cost_s:.0f} s in the best other launch"
-    told = (f"{len(region.evidence)} crash{'es' if len(region.evidence) != 1 else ''} of "
-            f"{len(signatures)} signature{'s' if len(signatures) != 1 else ''}")
+    totals = (f"{len(region.evidence)} crash{'es' if len(region.evidence) != 1 else ''} of "
+              f"{len(signatures)} signature{'s' if len(signatures) != 1 else ''}")
     total = f"{region.upper:.1%} at best x {region.chance:.0%} for {region.cost_s:.0f} s against {promise}"
     if reopened is None:
-        reason = f"{region.name} closed after {told}: {region.why} ({total})"
+        reason = f"{region.name} closed after {totals}: {region.why} ({total})"
         works = f"a launch with {region.name} {'is measured' if region.under_load else 'comes up'}"
         lacking = region.why is not None and region.why.startswith(LACKING)
         opens = f"{region.opens} and {works}" if lacking else f"{works}, or {region.opens}"
     else:
         reason, opens = f"{region.name} reopened: {reopened} ({total})", "it is open"
     return Pivot("close" if reopened is None else "reopen", region.when, trials, signatures, region.belief,
-                 region.chance, region.upper, region.cost_s, elsewhere, region.left, reason, opens, after_launches)
+                 region.chance, region.upper, region.cost_s, other, region.left, reason, opens, after_launches)
 
 
 def _inside(forecast: Forecast, when: Mapping[int, tuple[int, ...]]) -> Mask:
@@ -249,19 +249,19 @@ def stop_reason(memory: Observations, forecast: Forecast, worth: Floats, standin
                 least: float) -> Stop | None:
     """The reason to stop; None while a launch is expected to gain at least `least`."""
     came_up = any(s.came_up for s in memory.servers.values())
-    told = summary(memory, standing.best)
+    totals = summary(memory, standing.best)
     if not forecast.gain.size or forecast.gain.max() <= 0:
         if standing.busy:
             return Stop(StopKind.EXHAUSTED, "other workers are measuring every remaining configuration")
         if not came_up:
             return Stop(StopKind.CRASHES, f"all {memory.launches} launches crashed, and no configuration is left")
-        return Stop(StopKind.EXHAUSTED, f"no configuration is left to try: {told}")
+        return Stop(StopKind.EXHAUSTED, f"no configuration is left to try: {totals}")
     if not came_up and (memory.launches >= DEAD_LAUNCHES or forecast.chance.max() < HOPELESS):
         return Stop(StopKind.CRASHES, f"all {memory.launches} launches crashed; the best remaining one has a chance of "
                     f"{forecast.chance.max():.0%}")
     if came_up and standing.best is not None and worth.max() < least:
         gave_up = f"; closed: {', '.join(sorted(standing.closed))}" if standing.closed else ""
-        return Stop(StopKind.GAIN, f"{told}: no remaining launch is expected to gain {least:.2%} "
+        return Stop(StopKind.GAIN, f"{totals}: no remaining launch is expected to gain {least:.2%} "
                     f"(the best one {worth.max():.2%}){gave_up}")
     if worth.max() <= 0:
         return Stop(StopKind.CRASHES, "every remaining region is closed: see the pivots")

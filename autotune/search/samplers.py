@@ -4,7 +4,7 @@
 
 One trial is one configuration and one launch, as in a plain Optuna study. A crash is PRUNED with a constraint graded by
 its stage, a violated limit is a constraint, and a forbidden configuration is PRUNED without a launch. The Optuna study
-lives in memory; observations from elsewhere (a resumed study, another worker) become trials of it.
+lives in memory; observations of a resumed study or of another worker become trials of it.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class OptunaStrategy:
         again = None if first else self._again()
         if first or again is not None:
             self.study.enqueue_trial(dict(again or self.space.baseline))
-        with contextlib.ExitStack() as told:
-            return self._choose(again, first, told)
+        with contextlib.ExitStack() as rejected:
+            return self._choose(again, first, rejected)
 
-    def _choose(self, again: Config | None, first: bool, told: contextlib.ExitStack) -> Launch | Stop:
+    def _choose(self, again: Config | None, first: bool, rejected: contextlib.ExitStack) -> Launch | Stop:
         """A proposal that no other worker runs.
 
-        Proposals that run elsewhere are pruned when `told` is closed; until then they count as running, so that TPE
+        Running proposals are pruned when `rejected` is closed; until then they count as running, so that TPE
         avoids them. A grid names each cell only once.
         """
         for _ in range(TRIES):
@@ -93,7 +93,7 @@ class OptunaStrategy:
                     self._prune(asked.trial, None)
                     self._aside.append({**asked.server, **asked.load})
                 else:
-                    told.callback(self._prune, asked.trial, None)
+                    rejected.callback(self._prune, asked.trial, None)
             else:
                 self._asked[config_key(asked.server)] = asked
                 self._unmeasured.add(config_key(asked.server))

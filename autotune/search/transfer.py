@@ -36,7 +36,7 @@ class Past:
 
     def __init__(self, grid: Grid, observations: Sequence[Observation]) -> None:
         memory = Observations(grid)
-        self.told, self.used = len(observations), 0
+        self.given, self.used = len(observations), 0
         for observation in observations:
             fitting = _fitting(grid, observation)
             if fitting is not None:
@@ -80,10 +80,10 @@ class Past:
 def report(past: Past, prior: Prior, data: Data, trust_in_crashes: float) -> str:
     """One line on the accuracy of past studies."""
     error = past.error(data)
-    told = f"warm start: {past.used} of {past.told} past observations fit this space"
+    coverage = f"warm start: {past.used} of {past.given} past observations fit this space"
     if error is None:
-        return f"{told}; nothing was measured here to compare with"
-    return (f"{told}; their effects were off by {math.expm1(error):.0%} (root mean square of {len(data.rows)} "
+        return f"{coverage}; nothing was measured here to compare with"
+    return (f"{coverage}; their effects were off by {math.expm1(error):.0%} (root mean square of {len(data.rows)} "
             f"configurations measured here), so they count {prior.trust:.0%} in the value model and "
             f"{trust_in_crashes:.0%} in the crash model")
 

@@ -119,8 +119,8 @@ class ValueModel:
             share = options[int(np.argmax(weights))]
         if self.prior.past is not None:
             best = k[[int(np.argmax(weights))]]
-            told = [float(_evidence(best, self._rest(data, trust))[0]) for trust in TRUST]
-            self.prior.trust = TRUST[int(np.argmax(told))]
+            evidences = [float(_evidence(best, self._rest(data, trust))[0]) for trust in TRUST]
+            self.prior.trust = TRUST[int(np.argmax(evidences))]
         return _kept(weights, options, variance)
 
     def usual_strengths(self) -> list[tuple[float, Strengths]]:

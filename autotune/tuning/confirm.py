@@ -1,7 +1,7 @@
 """Confirmation on real launches: finalists and baseline in interleaved blocks, each block a launch of its own.
 
 Blocks are trials with the attribute `confirm`; the decision is the study's attribute `confirmation`. Stored blocks are
-replayed, so an interruption loses one block at most. The statistics are in measure/sequential.py.
+replayed, so an interruption loses one block at most. The statistics are in measure/finalists.py.
 """
 
 from __future__ import annotations

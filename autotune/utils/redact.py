@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 HIDDEN = "[redacted]"
-SHORTEST = 4  # shorter values are hidden only beside their name: elsewhere they would hit ordinary text
+SHORTEST = 4  # shorter values are hidden only beside their name: anywhere else they would hit ordinary text
 NUMBER_LENGTH = 8  # so are numbers with fewer digits, and parts of a list that do not mix letters and digits
 ROUNDS = 4  # hiding one value may make its surroundings look like another
 NAME_CHARS = 200  # the end of a name that is looked at and remembered: names in logs have any length

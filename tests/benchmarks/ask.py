@@ -90,11 +90,11 @@ def main() -> int:
         fill(study, args.trials, rng)
         filled_s = time.process_time() - began
         strategy = LaunchAware(known, Limits(gain=0.0), 0)
-        heard = 0
+        seen = 0
         began = time.process_time()
         for record in study.records():
             strategy.tell(observation_of(study, record))
-            heard += 1
+            seen += 1
         first_s = time.process_time() - began
         parts: list[tuple[float, ...]] = []
         for n in range(args.asks + 1):
@@ -102,25 +102,25 @@ def main() -> int:
             wall, began = time.monotonic(), time.process_time()
             with study.locked():
                 study.fail_stale_trials()
-                for record in study.records()[heard:]:
+                for record in study.records()[seen:]:
                     if record.state in ("COMPLETE", "PRUNED"):
                         strategy.tell(observation_of(study, record))
-                    heard += 1
-                hear_s = time.process_time() - began
+                    seen += 1
+                read_s = time.process_time() - began
                 step = strategy.propose()
                 assert isinstance(step, Launch), step
                 load = strategy.next_load(step.server)
                 assert load is not None
-                propose_s = time.process_time() - began - hear_s
+                propose_s = time.process_time() - began - read_s
                 trial = study.ask({**step.server, **load}, 10_000_000 + n)
-            parts.append((time.process_time() - began, hear_s, propose_s, time.monotonic() - wall))
+            parts.append((time.process_time() - began, read_s, propose_s, time.monotonic() - wall))
             study.fail(trial, "only asked")
-        parts = parts[1:]  # the first one weighs everything
+        parts = parts[1:]  # the first one fits every model from scratch
         total = sorted(p[0] for p in parts)
-        hear_ms, propose_ms, wall_ms = (1000 * statistics.median(p[i] for p in parts) for i in (1, 2, 3))
-        print(f"{args.trials} trials (filled in {filled_s:.0f} s, heard at the start in {first_s:.1f} s): ask takes a "
+        read_ms, propose_ms, wall_ms = (1000 * statistics.median(p[i] for p in parts) for i in (1, 2, 3))
+        print(f"{args.trials} trials (filled in {filled_s:.0f} s, read at the start in {first_s:.1f} s): ask takes a "
               f"median of {1000 * statistics.median(total):.0f} ms of CPU time, at most {1000 * total[-1]:.0f} ms "
-              f"(hear {hear_ms:.0f} ms, propose {propose_ms:.0f} ms); {wall_ms:.0f} ms by the clock")
+              f"(read {read_ms:.0f} ms, propose {propose_ms:.0f} ms); {wall_ms:.0f} ms by the clock")
     return 0
 
 

@@ -32,11 +32,11 @@ from tests.engine.standin_engine import ENGINE
 from tests.storage.flat import flat
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# A load that is over in two seconds: its figures mean nothing, its states do.
 SHORT: dict[str, Any] = {
     "contexts": [8], "output_tokens": 8, "warmup_s": 0.2, "warmup_max_s": 12, "settle_s": 0.4, "drift": 9.0,
     "window_s": 0.5, "window_max_s": 0.6, "block_s": 0.1, "precision": 0.5, "min_requests": 1,
     "first_token_timeout_s": 3, "token_timeout_s": 2, "request_timeout_s": 4}
-"""A load that is over in two seconds: its figures mean nothing, its states do."""
 CONFIRM = {"finalists": 1, "min_rounds": 2, "max_rounds": 2}
 
 
@@ -82,21 +82,17 @@ class Site:
 
     def processes(self) -> dict[int, str]:
         """Live processes of this site: pid to command line."""
-        wanted = f"AUTOTUNE_CAMPAIGN={self.marker}".encode()
-        found = {}
-        for entry in pathlib.Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    if wanted in (entry / "environ").read_bytes().split(b"\0") and alive(int(entry.name)):
-                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
+        marker = f"AUTOTUNE_CAMPAIGN={self.marker}".encode()
         ports = {str(command.get("port")) for command in self.records("command.json").values()}
-        for entry in pathlib.Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    line = (entry / "cmdline").read_bytes().decode(errors="replace")
-                    if "of the stand-in on port " in line and alive(int(entry.name)) and \
-                            line.split("of the stand-in on port ")[1].strip("\0") in ports:
-                        found[int(entry.name)] = "a grandchild of the stand-in"
+        found = {}
+        for entry in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                # a grandchild of the stand-in has an empty environment
+                ours = line.partition("of the stand-in on port ")[2].strip() in ports or \
+                    marker in (entry / "environ").read_bytes().split(b"\0")
+                if ours and alive(int(entry.name)):
+                    found[int(entry.name)] = line[:120]
         return found
 
     def settled(self, within_s: float) -> tuple[dict[int, str], float]:
@@ -219,7 +215,7 @@ def standin(params: Mapping[str, Any], **extra: Any) -> dict[str, Any]:
 
 
 def _interruptible() -> None:
-    """A job in the background is born deaf to Ctrl-C; a tuner on a terminal is not."""
+    """Let SIGINT through: a job in the background ignores it, a tuner on a terminal does not."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

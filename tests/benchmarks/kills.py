@@ -33,8 +33,8 @@ SPACES: dict[str, dict[str, Any]] = {
         "speed": {"choices": [100, 200]}, "fault": {"choices": ["none", "exit"]}, "at": {"choices": ["load"]},
         "concurrency": {"choices": [1, 4], "load": True}},
         "baseline": {"speed": 100, "fault": "none", "at": "load", "concurrency": 1}}}
+# A random kill comes at most so long after the start.
 LATEST_S = {"ddtree": 15.0, "standin": 6.0}
-"""A random kill comes at most so long after the start."""
 GONE_S = 15.0
 
 

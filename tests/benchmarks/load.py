@@ -95,7 +95,7 @@ class Contender:
     env: str | None
     command: Callable[[str, Job], Sequence[str]]
     claim: Callable[[Job], Claim]
-    offline: bool = True  # aiperf takes a tokenizer's folder for a name on Hugging Face when told so
+    offline: bool = True  # aiperf takes a tokenizer's folder for a name on Hugging Face when offline
 
 
 def ours(python: str, job: Job) -> list[str]:
@@ -114,7 +114,7 @@ def worker(url: str, concurrency: int, requests: int, out: str) -> None:
             pass
         replies = client.stop()
     ok = [r for r in replies if r.ok and r.wanted_tokens == OUTPUT_TOKENS]
-    until = min(r.sent for r in replies if not r.ok)  # stopped in the midst of others, whose latencies are not known
+    until = min(r.sent for r in replies if not r.ok)  # latencies of requests in flight at the end are unknown
     whole = [r for r in ok if r.sent < until]
     pathlib.Path(out).write_text(json.dumps({
         "requests": len(ok), "tokens": sum(r.tokens for r in ok), "ttft": [r.ttft_s for r in whole],

@@ -1,4 +1,4 @@
-"""What measuring costs itself: CPU time of the tuner and of its load client while a server is measured.
+"""Cost of measuring: CPU time of the tuner and of its load client while a server is measured.
 
     python tests/benchmarks/overhead.py [--concurrency 64] [--windows 3] +space=local [overrides]
 
@@ -27,7 +27,7 @@ def measure(overrides: Sequence[str], level: int, windows: int) -> None:
     """Print a line for each window; a crash ends the program."""
     from autotune.records import Crash
 
-    settings, bench = opened(overrides)
+    settings, executor = opened(overrides)
     server = settings.space.split(settings.space.baseline)[0]
     folder = settings.folder / "launches" / f"overhead-{time.time_ns()}"
     edges: list[tuple[float, float]] = []  # (wall clock, CPU time), in s, at each line of progress of a window
@@ -36,7 +36,7 @@ def measure(overrides: Sequence[str], level: int, windows: int) -> None:
         if text.startswith("window"):
             edges.append((time.monotonic(), time.process_time()))
 
-    with bench.launch(server, folder, progress) as live:
+    with executor.launch(server, folder, progress) as live:
         if live.crash is not None:
             raise SystemExit(f"the launch crashed: {live.crash}")
         for number in range(windows):

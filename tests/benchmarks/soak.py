@@ -24,8 +24,8 @@ from collections.abc import Sequence
 
 from tests.benchmarks.campaign import SHORT, Site, end, standin
 
+# Growth per launch, beyond that of a tuner that only reads the study, which is an allocator's noise
 LEAK_KIB = 4.0
-"""Per launch, beyond what one who only reads the study needs: so much is the noise of an allocator."""
 WARM = 10
 KINDS = ("rss_kib", "descriptors", "threads", "children", "seconds")
 

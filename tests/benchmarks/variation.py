@@ -1,4 +1,4 @@
-"""How much tokens per joule vary between windows and between launches of one configuration: naive client against ours.
+"""Variation of tokens per joule between windows and launches of one configuration: a naive client against ours.
 
     python tests/benchmarks/variation.py --file RAW.jsonl --launches 3 +space=h200 [overrides]
     python tests/benchmarks/variation.py --file RAW.jsonl --summary
@@ -55,7 +55,7 @@ def row(method: str, launch: int, level: int, tokens: float, window_s: float, jo
 
 
 def opened(overrides: Sequence[str]) -> tuple[Any, Any]:
-    """(settings, bench) of this host, as the verbs have them."""
+    """(settings, executor) of this host, as the verbs have them."""
     from autotune.config import compose
     from autotune.engine.gpus import visible_gpus
     from autotune.engine.host import engine_version
@@ -71,12 +71,12 @@ def opened(overrides: Sequence[str]) -> tuple[Any, Any]:
 def measure(overrides: Sequence[str], raw: Raw, launches: int, windows: int, levels: Sequence[int],
             methods: Sequence[str]) -> None:
     """Launch and measure; a launch that crashes ends the program with its crash."""
-    settings, bench = opened(overrides)
+    settings, executor = opened(overrides)
     server = settings.space.split(settings.space.baseline)[0]
     first = max((r["launch"] for r in raw.rows()), default=0) + 1
     for launch in range(first, first + launches):
         folder = settings.folder / "launches" / f"variation-{launch}"
-        with bench.launch(server, folder, lambda text, after_s: None) as live:
+        with executor.launch(server, folder, lambda text, after_s: None) as live:
             if live.crash is not None:
                 raise SystemExit(f"launch {launch} crashed: {live.crash}")
             print(f"launch {launch}: ready after {live.launch_s:.0f} s", flush=True)
@@ -107,11 +107,11 @@ def naive(live: Any, raw: Raw, launch: int, level: int, windows: int) -> None:
     from autotune.power.meter import Powered
     from autotune.power.registry import open_meter
 
-    bench = live.bench
-    target = target_of(bench.settings.engine, live.server.url, live.server.model_name() or "default")
-    load = dataclasses.replace(bench.settings.workload.load({"concurrency": level}), output_spread=0.0)
-    powered = Powered(live.server.pid, bench.uuids(live.server.command.gpus))
-    meter, _ = open_meter(bench.power, powered)
+    executor, settings = live.executor, live.executor.settings
+    target = target_of(settings.engine, live.server.url, live.server.model_name() or "default")
+    load = dataclasses.replace(settings.workload.load({"concurrency": level}), output_spread=0.0)
+    powered = Powered(live.server.pid, executor.uuids(live.server.command.gpus))
+    meter, _ = open_meter(executor.power or settings.power, powered)
     with meter, LoadClient(LoadOrder(target, load, None)) as client:
         client.wait(NAIVE_WARMUP_S)
         edges = [meter.read()]

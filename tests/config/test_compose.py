@@ -398,5 +398,5 @@ def test_a_name_that_would_do_something_to_a_terminal_is_refused(override: str) 
 
 def test_a_file_of_prompts_that_cannot_be_used_is_said_before_anything_is_launched(tmp_path: pathlib.Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "\\ud800"}\n')
-    with pytest.raises(UsageError, match="p.jsonl:1: a text with half a character"):
+    with pytest.raises(UsageError, match="p.jsonl:1: a lone surrogate"):
         preflight.check(load(["+space=local", f"workload.prompts={tmp_path}/p.jsonl"]))

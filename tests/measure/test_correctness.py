@@ -7,16 +7,7 @@ import pathlib
 
 import pytest
 
-from autotune.measure.correctness import (
-    AgreementSettings,
-    Gate,
-    Output,
-    collect,
-    common_share,
-    compare,
-    poisson_tail,
-    repeats,
-)
+from autotune.measure.correctness import AgreementSettings, Gate, Output, collect, compare, poisson_tail, repeats
 from autotune.records import UsageError
 from autotune.utils.http import BadAnswer
 from autotune.utils.redact import HIDDEN, Redactor
@@ -77,9 +68,10 @@ def test_a_loop_is_half_of_the_text_repeated_at_least_four_times(text: str, loop
     assert repeats(text) is loops
 
 
-def test_texts_agree_until_they_part() -> None:
-    assert common_share("abcd", "abcd") == 1.0 and common_share("abcd", "abxx") == 0.5
-    assert common_share("", "") == 1.0 and common_share("ab", "abcd") == 0.5 and common_share("", "a") == 0.0
+@pytest.mark.parametrize(("texts", "agreement"), [(("abcd", "abcd"), 1.0), (("abcd", "abxx"), 0.5), (("", ""), 1.0),
+                                                  (("ab", "abcd"), 0.5), (("", "a"), 0.0)])
+def test_texts_agree_until_they_diverge(texts: tuple[str, str], agreement: float) -> None:
+    assert compare([Output(texts[0], 4)], [[Output(texts[1], 4)]], SETTINGS).agreement == agreement
 
 
 def test_the_tail_of_the_poisson_distribution_is_that_of_the_tables() -> None:

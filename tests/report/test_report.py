@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from autotune.records import Stage, UsageError
+from autotune.report.charts import progress, tradeoff
 from autotune.report.render import report
 from autotune.report.story import read
 from autotune.report.verdict import headline
@@ -139,6 +140,18 @@ def test_charts_have_accessible_names(rich: Made) -> None:
     for attrs in charts:
         for name in str(attrs["aria-labelledby"]).split():
             assert re.search(f'<(title|desc) id="{name}">[^<]+</', text)
+
+
+def test_page_and_dashboard_draw_the_same_points(rich: Made) -> None:
+    story = read(rich.settings, rich.study)
+    text = written(rich)[0]
+    for figure in (tradeoff(story), progress(story)):
+        assert figure is not None
+        drawn = text.split(f'id="{figure.name}-d"')[1].split("</svg>")[0]
+        traces = figure.plotly()["data"]
+        marks = sum(len(trace["x"]) for trace in traces if trace["mode"] == "markers")
+        assert len(re.findall("<title>(?:winner, |baseline, )?trial", drawn)) == marks > 20
+        assert sum(trace["mode"] == "lines" for trace in traces) == drawn.count("<polyline") == 1
 
 
 def test_hostile_text_stays_text(rich: Made) -> None:

@@ -77,7 +77,7 @@ def test_past_observations_outside_this_space_are_left_out() -> None:
     past = [Observation({**server, **change}, {"concurrency": 8}, Measured(1.0), 1.0, 1.0)
             for change in ({"mode": "z"}, {"else": 1})]
     strategy = LaunchAware(space, past=past)
-    assert strategy.past is not None and (strategy.past.told, strategy.past.used) == (2, 1)
+    assert strategy.past is not None and (strategy.past.given, strategy.past.used) == (2, 1)
 
 
 def test_a_stored_study_is_read_with_its_crashes_and_relative_values(tmp_path: pathlib.Path) -> None:

@@ -51,24 +51,18 @@ def said(body: bytes, head: bytes = HEAD) -> Say:
     return lambda connection: connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
 
-def dripping(start: bytes) -> Say:
-    """One byte every 20 ms after `start`, for ever."""
-    def say(connection: socket.socket) -> None:
-        connection.sendall(start)
-        while True:
-            connection.sendall(b" ")
-            time.sleep(0.02)
-
-    return say
-
-
-def endless(start: bytes, piece: bytes) -> Say:
+def endless(start: bytes, piece: bytes, every_s: float = 0.0) -> Say:
     def say(connection: socket.socket) -> None:
         connection.sendall(start)
         while True:
             connection.sendall(piece)
+            time.sleep(every_s)
 
     return say
+
+
+def dripping(start: bytes) -> Say:
+    return endless(start, b" ", 0.02)
 
 
 def test_a_good_answer_is_taken_whole() -> None:
