@@ -265,7 +265,10 @@ def _result_of_flat(attrs: Mapping[str, Any], config: Config) -> dict[str, Any] 
             if latency := some({f"{name}_{of}_ms": of for of in QUANTILES}):
                 outcome[f"{name}_ms"] = latency
         score = {"value": None, **some(FLAT_SCORE)}
-    return {"outcome": outcome, "score": score, "launch": some(FLAT_LAUNCH),
+    launch = some(FLAT_LAUNCH)
+    if isinstance(launch.get("argv"), list):  # the embedded engine's module had another name
+        launch["argv"] = ["autotune.ddtree" if word == "autotune.engines.ddtree" else word for word in launch["argv"]]
+    return {"outcome": outcome, "score": score, "launch": launch,
             **some({name: name for name in ("cost_s", "launch_s", "same_as")})}
 
 

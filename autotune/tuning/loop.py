@@ -93,8 +93,7 @@ class Tuner:
                 self.listener.note(f"launch {plan.number}: {lost}: its trial is marked FAIL, and it is made again")
 
     def _next(self, pool: LaunchPool) -> Plan | Stop:
-        """Wait until a launch can be made, or until a stop is final: no launch of any worker runs that could revoke it.
-        """
+        """Wait until a launch can be made, or until a stop is final: no launch of any worker can revoke it."""
         noted = False
         while True:
             plan = self._reserve() if pool.has_room() else None

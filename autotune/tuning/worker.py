@@ -19,8 +19,8 @@ from autotune.storage.trial import TrialRecord
 from autotune.tuning import ProgressListener
 from autotune.utils.files import read_plain, write_json
 
-HOST_CONDITIONS = {"devices": "its GPUs (or CPU)", "engine_version": "its engine's version"}
 # Conditions of a study that come from the host, not from settings.
+HOST_CONDITIONS = {"devices": "its GPUs (or CPU)", "engine_version": "its engine's version"}
 REFERENCES = "agreement"  # attribute of a study with the baseline's outputs, for the correctness gate of every host
 LAUNCH_NAME = re.compile("[0-9]{4,9}")
 
