@@ -26,8 +26,8 @@ from typing import Any
 
 from autotune.engine.command import Command
 from autotune.engine.orphans import end_launch
-from autotune.engine.spec import EngineSpec, found
-from autotune.engine.stages import StageReader
+from autotune.engine.spec import EngineSpec
+from autotune.engine.stages import StageReader, found
 from autotune.engine.supervisor import FAILED
 from autotune.records import AutotuneError, Stage
 from autotune.utils.files import read_plain, write_json

@@ -6,6 +6,7 @@ wait until several streams, or one stream several times, have brought something.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import select
@@ -27,37 +28,39 @@ ERROR_CHARS = 2000  # kept of an error's body
 CONNECTING, READING, IDLE = range(3)
 
 
+def _no_socket() -> tuple[bytes, float]:
+    raise OSError("no connection to read from")
+
+
+@dataclasses.dataclass(slots=True, eq=False)
 class Slot:
     """One connection and the request in flight on it, moved by `Connections`.
 
     `interest` is what the poller watches for on `fd`. `parts` were read at the times `stamps` and are not parsed yet.
     `plain`: the next bytes belong to a running stream. A `watched` slot is read at once, others when the kernel has
-    `wait` bytes, or at `read_by` (CLOCK_MONOTONIC seconds). `size` is the payload so far in bytes.
+    `wait` bytes, or at `read_by` (CLOCK_MONOTONIC seconds). `size` is the payload so far in bytes, `out` the request
+    bytes still to be sent; `used`: this connection has carried an answer before.
     """
 
-    __slots__ = ("fd", "interest", "number", "out", "parser", "parts", "plain", "read_by", "receive", "reply",
-                 "request", "size", "sock", "stamps", "state", "stream", "used", "wait", "watched")
-
-    def __init__(self, number: int, watched: bool = True) -> None:
-        self.number = number
-        self.watched = watched
-        self.wait = 1
-        self.size = 0
-        self.read_by = 0.0
-        self.sock: socket.socket | None = None
-        self.fd = -1
-        self.interest = select.POLLIN
-        self.receive: Receive = _no_socket
-        self.state = IDLE
-        self.parts: list[bytes] = []
-        self.stamps: list[float] = []
-        self.plain = False
-        self.out = b""  # request bytes still to be sent
-        self.used = False  # this connection has carried an answer before
-        self.request: Request | None = None
-        self.reply: Reply | None = None
-        self.parser = AnswerParser()
-        self.stream = TokenStream()
+    number: int
+    watched: bool = True
+    wait: int = 1
+    size: int = 0
+    read_by: float = 0.0
+    sock: socket.socket | None = None
+    fd: int = -1
+    interest: int = select.POLLIN
+    receive: Receive = _no_socket
+    state: int = IDLE
+    parts: list[bytes] = dataclasses.field(default_factory=list)
+    stamps: list[float] = dataclasses.field(default_factory=list)
+    plain: bool = False
+    out: bytes = b""
+    used: bool = False
+    request: Request | None = None
+    reply: Reply | None = None
+    parser: AnswerParser = dataclasses.field(default_factory=AnswerParser)
+    stream: TokenStream = dataclasses.field(default_factory=TokenStream)
 
     def wait_for(self, size: int) -> None:
         """Have the kernel report this connection when `size` bytes are there, or its end."""
@@ -70,10 +73,6 @@ class Slot:
         if self.sock is not None:
             self.sock.close()
         self.sock, self.fd, self.receive, self.wait = None, -1, _no_socket, 1
-
-
-def _no_socket() -> tuple[bytes, float]:
-    raise OSError("no connection to read from")
 
 
 class Connections:

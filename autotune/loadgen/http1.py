@@ -28,13 +28,11 @@ Receive = Callable[[], tuple[bytes, float]]
 # Reads once: (bytes, CLOCK_MONOTONIC seconds at which the last of them arrived). Raises OSError.
 
 
-def request(host: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> bytes:
-    """A POST of a JSON body, or a GET without one, ready to send; `host` is HOST:PORT."""
-    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"Host: {host}"]
-    if body is not None:
-        lines += ["Content-Type: application/json", "Accept: text/event-stream", f"Content-Length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + (body or b"")
+def request(host: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    """A POST of a JSON body, ready to send; `host` is HOST:PORT."""
+    lines = [f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json", "Accept: text/event-stream",
+             f"Content-Length: {len(body)}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
 class AnswerParser:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.records import AutotuneError, Config, Outcome, Score, UsageError, to_json
 from autotune.space.space import Space
-from autotune.storage.database import Retries, RunningTrials, cannot_open, open_storage, sqlite_file
+from autotune.storage.database import Retries, RunningTrials, cannot_open, open_storage, sqlite_file, trials_of
 from autotune.storage.locks import StudyLock, is_here, owner_alive, owner_id
 from autotune.storage.schema import corrupt, study_attributes
 from autotune.storage.trial import NO_LAUNCH, OUTCOME, LaunchFacts, Result, TrialRecord, distribution, record_of
@@ -99,7 +99,7 @@ class Study:
         A tuner on another host counts as alive while a running trial of it sends heartbeats.
         """
         with self.locked():
-            numbers = [trial.number for trial in self.inner.get_trials(deepcopy=False)]
+            numbers = [trial.number for trial in trials_of(self.inner)]
             gap = next((at for at, number in enumerate(numbers) if at != number), None)
             if gap is not None:  # the storage would give the number of a removed trial to a new one
                 raise corrupt(f"trial {gap} is missing")
@@ -205,7 +205,7 @@ class Study:
 
     def records(self) -> list[TrialRecord]:
         """Every trial, oldest first. Ended ones are the same objects every time."""
-        return [self._record(t) for t in self.inner.get_trials(deepcopy=False)]
+        return [self._record(t) for t in trials_of(self.inner)]
 
     def record(self, number: int) -> TrialRecord:
         """One trial by its number."""
@@ -216,7 +216,7 @@ class Study:
         return self._running.handle(self._frozen(number))
 
     def _frozen(self, number: int) -> optuna.trial.FrozenTrial:
-        trials = self.inner.get_trials(deepcopy=False)
+        trials = trials_of(self.inner)
         if number < len(trials) and trials[number].number == number:
             return trials[number]
         raise corrupt(f"trial {number} is missing")
@@ -248,7 +248,7 @@ class Study:
     def _check_identity(self, identity: Mapping[str, Any], create: bool) -> None:
         stored = self.attrs().get("identity")
         plain = json.loads(json.dumps(dict(identity)))
-        if stored is None and create and not self.inner.get_trials(deepcopy=False):
+        if stored is None and create and not trials_of(self.inner):
             self.inner.set_user_attr("identity", plain)
             return
         if stored is None:

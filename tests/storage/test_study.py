@@ -185,11 +185,13 @@ def test_a_storage_that_cannot_be_is_a_wrong_setting_and_a_missing_driver_is_the
 
 @pytest.mark.parametrize("change", [
     "update trial_user_attributes set value_json='{not json'", "update trial_params set distribution_json='{}'",
-    "update trial_values set value_type='INF_POS'", "update study_user_attributes set value_json='5'",
+    "update trial_values set value_type='INF_POS'",
+    "update trials set number='x' where trial_id=2", "update study_user_attributes set value_json='5'",
     "update study_user_attributes set value_json='{'"])
 def test_a_damaged_database_is_one_clear_line_that_says_what_to_do(change: str, tmp_path: pathlib.Path) -> None:
     study = open_study(tmp_path)
-    study.tell(study.ask(SPACE.baseline, launch=1), measured(), Score(1.0), cost_s=1, launch_s=1)
+    for launch in range(2):
+        study.tell(study.ask(SPACE.baseline, launch), measured(), Score(1.0), cost_s=1, launch_s=1)
     with sqlite3.connect(tmp_path / "study.db") as db:
         assert db.execute(change).rowcount > 0
     with pytest.raises(AutotuneError, match="corrupt.*Restore a backup or use study.name=NAME") as error:
