@@ -11,6 +11,7 @@ draft nothing. Needs the package `tokenizers`; nothing is downloaded.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import sysconfig
@@ -21,40 +22,23 @@ from typing import Any
 from autotune.records import UsageError
 from autotune.utils.files import write_json
 
-END = "<|end|>"
-MASK = "<|mask|>"
+END, MASK = "<|end|>", "<|mask|>"
 CORPUS_BYTES_PER_ID = 120
 
-# Shapes by name, as fields of a Hugging Face config.json. mla-moe-tiny: the attention of Kimi K2 and DeepSeek V3.
-TINY = {"vocab_size": 2048, "hidden_size": 256, "intermediate_size": 768, "head_dim": 64, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "num_key_value_heads": 2}
-SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "dense-tiny": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **TINY},
-    "moe-tiny": {
-        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **TINY, "decoder_sparse_step": 1,
-        "mlp_only_layers": [], "norm_topk_prob": True, "moe_intermediate_size": 128, "num_experts": 8,
-        "num_experts_per_tok": 2},
-    "mla-moe-tiny": {
-        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 2048, "hidden_size": 512,
-        "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 64, "num_key_value_heads": 64,
-        "q_lora_rank": 256, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "moe_intermediate_size": 256, "n_routed_experts": 32, "n_shared_experts": 1, "num_experts_per_tok": 4,
-        "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "moe_layer_freq": 1},
-    "dense-8b": {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 32768, "hidden_size": 4096,
-        "intermediate_size": 12288, "head_dim": 128, "num_hidden_layers": 36, "num_attention_heads": 32,
-        "num_key_value_heads": 8},
-}
-COMMON = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu",
-          "attention_bias": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 0,
-          "eos_token_id": 0}
+
+@functools.cache
+def shapes() -> dict[str, dict[str, Any]]:
+    """The configuration of each model of shapes.yaml, by name."""
+    import yaml
+
+    return dict(yaml.safe_load(Path(__file__).with_name("shapes.yaml").read_text("utf-8"))["shapes"])
 
 
 def write_model(folder: Path, shape: str) -> None:
     """Write config.json, generation_config.json and a tokenizer of the shape's vocabulary size to `folder`."""
-    _write(folder, {**COMMON, **SHAPES[shape]})
-    _train_tokenizer(folder, SHAPES[shape]["vocab_size"])
+    config = shapes()[shape]
+    _write(folder, config)
+    _train_tokenizer(folder, config["vocab_size"], config["max_position_embeddings"])
 
 
 def write_draft(folder: Path, target: Path, block_size: int = 8, layers: int = 5) -> None:
@@ -82,7 +66,7 @@ def _write(folder: Path, config: Mapping[str, Any]) -> None:
     write_json(folder / "generation_config.json", {key: config[key] for key in ("bos_token_id", "eos_token_id")})
 
 
-def _train_tokenizer(folder: Path, size: int) -> None:
+def _train_tokenizer(folder: Path, size: int, longest: int) -> None:
     """A byte-level BPE learned from the standard library's sources; every id below `size` has a text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -96,7 +80,7 @@ def _train_tokenizer(folder: Path, size: int) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     write_json(folder / "tokenizer_config.json", {
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "bos_token": END, "pad_token": END,
-        "model_max_length": COMMON["max_position_embeddings"]})
+        "model_max_length": longest})
 
 
 def _corpus(size: int) -> Iterator[str]:
@@ -114,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
                                      description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where the model goes")
     kind = parser.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--shape", choices=SHAPES)
+    kind.add_argument("--shape", choices=shapes())
     kind.add_argument("--draft-for", type=Path, metavar="TARGET", help="a DFlash draft for the model in TARGET")
     given = parser.parse_args(argv)
     try:
