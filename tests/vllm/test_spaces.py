@@ -9,12 +9,12 @@ import pathlib
 import pytest
 
 from autotune.__main__ import main
-from autotune.engine.command import build, flags
+from autotune.engine.command import build
 from autotune.engine.random_model import write_model
 from autotune.engine.spec import EngineSpec
 from autotune.records import UsageError, Value
 from tests.sglang import support
-from tests.sglang.support import every_choice_is_built, pairwise, ruled, settings, small
+from tests.sglang.support import every_choice_is_built, flags, pairwise, ruled, settings, small
 
 SPACES = ("vllm_cpu_moe", "vllm_cpu_spec", "vllm_gpu")
 VERSION = "0.32.0"
