@@ -1,6 +1,6 @@
-"""Whether the engine that is installed knows the flags that an engine file passes, told from its source text.
+"""Flags of an engine file that the installed engine does not know, found in the engine's source text.
 
-    lacking(engine, ["--speculative-ddtree-budget", "DDTREE"])    # those that no file of it names
+    lacking(engine, ["--speculative-ddtree-budget", "DDTREE"])    # the unknown ones
 
 Nothing of the engine is imported: that can take it 20 s, and a GPU. An engine file says in `version.spelled_in` which
 files and folders of the module spell its flags, and in `version.named_in` which others name what is no flag (variables,
@@ -19,13 +19,13 @@ from autotune.engine.spec import EngineSpec
 
 WORD = re.compile(r"[A-Za-z]\w*", re.ASCII)
 FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*)", re.ASCII)
+# An annotated name at the beginning of a line: a field of the dataclass that flags are made of.
 FIELD = re.compile(r"^[ \t]*([A-Za-z]\w*)[ \t]*:", re.ASCII | re.MULTILINE)
-"""An annotated name at the beginning of a line: a field of the dataclass that flags are made of."""
 NEGATABLE = "BooleanOptionalAction"
 
 
 def lacking(engine: EngineSpec, words: Iterable[str]) -> tuple[str, ...]:
-    """Those of these flags and names that the installed engine does not know, each once, in their order.
+    """The flags and names that the installed engine does not know, each once, in order.
 
     A flag is known where the source spells it (--page-size), or has a field of its name (page_size: int), and --no-X
     with X where the source uses argparse's action for that. Another name is known where it is any word of the source.
