@@ -1,9 +1,8 @@
-"""From a configuration to the exact command: the only place where flags are put together.
+"""The exact command of a configuration. No other module puts flags together.
 
     command = build(engine, space, server, values)
 
-Trials and exported scripts share the result, so what was measured is what is shipped. A configuration
-that the engine file cannot express raises UsageError: it is the space's or the file's fault.
+Trials and exported scripts share the command. A configuration that the engine file cannot express raises UsageError.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def build(engine: EngineSpec, space: Space, server: Config, *, host: str = "127.
 
 
 def gpus_of(action: Action, value: Value) -> int:
-    """How many times more GPUs a choice takes. Raises UsageError for one that should be a number of them and is not."""
+    """The factor of a choice on the number of GPUs. Raises UsageError for a choice that should be a number."""
     if action.gpus != "value":
         return int(action.gpus)
     if not text(value).isdecimal() or len(text(value)) > 6 or not int(value):
@@ -72,13 +71,13 @@ def chosen(engine: EngineSpec, space: Space, server: Config, values: Mapping[str
 
 
 def needed(action: Action, values: Mapping[str, str]) -> tuple[str, ...]:
-    """The flags of an action, and what else of the engine it needs."""
+    """The flags of an action and the other words that the engine must know."""
     said = [PLACEHOLDER.sub(lambda match: values.get(match[1], ""), word) for word in (*action.args, *action.needs)]
     return tuple(word for number, word in enumerate(said) if word.startswith("--") or number >= len(action.args))
 
 
 def defaults(engine: EngineSpec, server: Config, values: Mapping[str, str]) -> dict[str, Value]:
-    """The parameters that the engine file sets when a configuration does not have them."""
+    """The engine file's values of parameters that a configuration lacks."""
     given = {name: spec.default for name, spec in engine.params.items() if name not in server}
     return {name: fill(value, values, engine.name) if isinstance(value, str) else value
             for name, value in given.items() if value is not None}
@@ -102,7 +101,7 @@ def choose(engine: EngineSpec, name: str, value: Value, version: str | None) -> 
 
 def variables(engine: EngineSpec, space: Space, server: Config, *, host: str, port: int | str,
               device: str) -> dict[str, str]:
-    """What placeholders in an engine file may name."""
+    """The values of an engine file's placeholders."""
     return {"host": host, "port": str(port), "device": device, "python": engine.python or sys.executable,
             **engine.constants(space), **{f"config.{key}": text(value) for key, value in server.items()}}
 

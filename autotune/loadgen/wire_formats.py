@@ -10,7 +10,7 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -192,8 +192,8 @@ WIRE_FORMATS = {  # API: (format of prompts as text or token ids, format of chat
 # Streams
 
 
-class FinalCounts(msgspec.Struct, frozen=True):
-    """What a server says at the end of an answer; None where it says nothing."""
+class FinalCounts(NamedTuple):
+    """Counts at the end of an answer; None where the server gives none."""
 
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
