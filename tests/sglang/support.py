@@ -52,18 +52,6 @@ def python_with(folder: pathlib.Path, package: str, version: str, files: Mapping
     return str(python)
 
 
-def every_choice_is_built(loaded: Settings, space: Space, version: str, servers: Iterable[Config]) -> None:
-    """Build servers until every choice of the space was in one: commands of long flags without placeholders."""
-    seen: set[tuple[str, object]] = set()
-    for server in servers:
-        if not server.items() <= seen:
-            seen |= set(server.items())
-            command = build(loaded.engine, space, server, port=30000, version=version)
-            assert all(flag.startswith("--") for flag in flags(command.argv[3:])), command.argv
-            assert not any("{" in part for part in (*command.argv, *command.env.values()))
-    assert seen == {(p.name, c) for p in space.server_params for c in p.choices}
-
-
 def ruled(loaded: Settings, version: str) -> Space:
     """The space as written, with the rules that its engine has in a version."""
     bare = Space.parse(loaded.composed["space"], loaded.space.name)

@@ -243,6 +243,29 @@ def test_the_search_waits_for_launches_of_other_workers(tmp_path: pathlib.Path) 
     assert made.study.records()[-1].launch_id == 8  # numbers go on from what others use
 
 
+def test_no_worker_sees_a_launch_as_ended_between_two_of_its_trials(tmp_path: pathlib.Path) -> None:
+    made = tuner(make_settings(tmp_path), [{}])
+    other, seen = open_other(made), list[list[str]]()
+
+    def look() -> None:
+        with other.locked():
+            seen.append([record.state for record in other.records()])
+
+    def observed(observation: Any) -> None:  # from here to the next trial, the others wait for the study lock
+        thread = threading.Thread(target=look)
+        threads.append(thread)
+        thread.start()
+        thread.join(0.5)
+        tell(observation)
+
+    threads, tell = list[threading.Thread](), made.strategy.tell
+    setattr(made.strategy, "tell", observed)  # noqa: B010 -- a method of a protocol
+    made.run()
+    for thread in threads:
+        thread.join(60)
+    assert seen == [["COMPLETE", "RUNNING"], ["COMPLETE", "COMPLETE"]]
+
+
 def test_the_strategy_knows_the_load_part_that_others_measure(tmp_path: pathlib.Path) -> None:
     made = tuner(make_settings(tmp_path), [{}])
     other = open_other(made)
