@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from autotune.config.compose import load
 from autotune.config.settings import Settings
-from autotune.engine.command import Command, build, flags
+from autotune.engine.command import Command, build
 from autotune.engine.spec import EngineSpec
 from autotune.records import Config, Value
 from autotune.space.space import Space
@@ -38,18 +38,6 @@ def python_with(folder: pathlib.Path, package: str, version: str, files: Mapping
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     return str(python)
-
-
-def every_choice_is_built(loaded: Settings, space: Space, version: str, servers: Iterable[Config]) -> None:
-    """Build servers until every choice of the space was in one: commands of long flags without placeholders."""
-    seen: set[tuple[str, object]] = set()
-    for server in servers:
-        if not server.items() <= seen:
-            seen |= set(server.items())
-            command = build(loaded.engine, space, server, port=30000, version=version)
-            assert all(flag.startswith("--") for flag in flags(command.argv[3:])), command.argv
-            assert not any("{" in part for part in (*command.argv, *command.env.values()))
-    assert seen == {(p.name, c) for p in space.server_params for c in p.choices}
 
 
 def ruled(loaded: Settings, version: str) -> Space:
