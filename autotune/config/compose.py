@@ -14,37 +14,24 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from autotune.config.settings import (
-    ExecutorSettings,
-    MatrixSettings,
-    ParallelSettings,
-    ReportSettings,
-    Settings,
-    StudySettings,
-)
+from autotune.config.settings import Sections, Settings
 from autotune.engine.host import engine_version
-from autotune.engine.server import ServerSettings
 from autotune.engine.spec import EngineSpec
-from autotune.measure.correctness import AgreementSettings
 from autotune.measure.limits import Limits
 from autotune.measure.objective import Objective
-from autotune.measure.workload import WorkloadSettings
-from autotune.power.meter import PowerSettings
 from autotune.power.registry import check_source
 from autotune.records import UsageError
 from autotune.space.space import OVERLAYS, Space
 from autotune.utils.redact import HIDDEN, Redactor
-from autotune.utils.validation import Count, Number, convert
+from autotune.utils.validation import Number, convert
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig, ListConfig
 
-Format = Literal["sh", "systemd", "compose", "k8s", "yaml"]
-FORMATS: tuple[str, ...] = get_args(Format)
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 SPACES_VARIABLE = "AUTOTUNE_SPACES"
 # Settings that name a database: a space must not choose the file that is written to, or the host that learns of it.
@@ -55,29 +42,16 @@ REFERENCE = re.compile(r"\$\{[\w.\[\]-]*\}")  # an interpolation that only names
 MISREAD = {"on", "off", "yes", "no", "y", "n"}  # YAML 1.1 reads them as booleans
 
 
-class _Composed(msgspec.Struct, forbid_unknown_fields=True):
-    """The composed configuration: the keys of conf/config.yaml."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Composed(Sections):
+    """The composed configuration: all keys of conf/config.yaml."""
 
     space: dict[str, Any]
     engine: Any
-    power: PowerSettings
-    agreement: AgreementSettings
-    workload: WorkloadSettings
-    server: ServerSettings
-    study: StudySettings
-    matrix: MatrixSettings
-    report: ReportSettings
-    executor: ExecutorSettings
-    parallel: ParallelSettings
     limits: dict[str, Number] | None
     objective: str
     price_per_device_hour: Annotated[float, msgspec.Meta(ge=0, le=1e12, description="a price")] | None
-    device: Literal["auto", "cpu", "cuda"]
     outputs: str
-    config: str
-    trial: Count | None
-    format: Format
-    out: str | None
 
     def __post_init__(self) -> None:
         for name, path in (("outputs", self.outputs), ("out", self.out)):  # shown in reports and launch files
@@ -269,10 +243,9 @@ def _settings(cfg: dict[str, Any], given: set[str], overrides: tuple[str, ...],
         if key.startswith("engine.vars.") and f"{{{(name := key.removeprefix('engine.vars.'))}}}" not in templates:
             raise UsageError(f"{key}: engine {engine.name} has no {{{name}}} and would ignore it; it has "
                              f"{', '.join(sorted(engine.vars)) or 'no vars'}")
-    taken = {name: getattr(composed, name) for name in composed.__struct_fields__
-             if name not in ("space", "engine", "objective", "price_per_device_hour", "outputs", "limits")}
+    sections = {field.name: getattr(composed, field.name) for field in dataclasses.fields(Sections)}
     objective = Objective(composed.objective, composed.price_per_device_hour, int(space.needs.get("gpus", 1)))
-    return Settings(**taken, space=space, engine=engine, objective=objective, outputs=pathlib.Path(composed.outputs),
+    return Settings(**sections, space=space, engine=engine, objective=objective, outputs=pathlib.Path(composed.outputs),
                     limits=composed.limits or {}, overrides=overrides, composed=cfg)
 
 

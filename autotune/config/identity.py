@@ -1,4 +1,4 @@
-"""Where results come from: the conditions under which they may be compared, and the versions that made them."""
+"""Origin of results: the conditions under which they may be compared, and the versions that made them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autotune.utils.text import SPELLED, printable
 
 
 def devices(gpus: Sequence[Gpu], cpu: str) -> list[str]:
-    """What measurements depend on: how many GPUs of which model, else the processor."""
+    """The measured hardware: number and model of the GPUs, else the processor."""
     names = [gpu.name for gpu in gpus]
     return [f"{names.count(name)} x {name}" for name in sorted(set(names))] or [cpu]
 
@@ -40,7 +40,7 @@ def identity(settings: Settings, version: str | None, found: Gpus) -> dict[str, 
 
 
 def _engine_file(settings: Settings) -> str:
-    """Digest of what the engine file makes of a configuration: the command, but for the interpreter and secrets."""
+    """Digest of the engine file's part of the command, without the interpreter and secrets."""
     engine = settings.redactor.mapping(settings.composed["engine"])
     return digest(canonical({key: engine.get(key) for key in ("command", "args", "env", "params", "vars")}))
 
@@ -51,7 +51,7 @@ def command_line(settings: Settings, verb: str) -> str:
 
 
 def provenance(settings: Settings, version: str | None, found: Gpus) -> dict[str, Any]:
-    """Where a study comes from: versions, host, command."""
+    """Origin of a study: versions, host, command."""
     import importlib.metadata
 
     import autotune
@@ -68,7 +68,7 @@ def provenance(settings: Settings, version: str | None, found: Gpus) -> dict[str
 
 
 def versions(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """What a bug report lists of where the study ran."""
+    """The versions and hardware that a bug report lists."""
     shown = {"autotune": provenance["autotune"], "python": provenance["python"], **provenance["packages"],
              "engine": provenance["engine_version"], "driver": provenance["driver"], "kernel": provenance["kernel"],
              "GPUs": len(provenance["gpu"]) or None, "CPU": provenance["cpu"]}

@@ -10,7 +10,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
@@ -29,6 +29,8 @@ from autotune.storage.database import backend, passwords, sqlite_file
 from autotune.utils.redact import Redactor
 from autotune.utils.validation import AtLeastOne, Count, NotNegative, Positive
 
+Format = Literal["sh", "systemd", "compose", "k8s", "yaml"]
+FORMATS: tuple[str, ...] = get_args(Format)
 # Settings that only some verbs read. Every other setting describes the study, so every verb takes it.
 OF_VERBS: dict[str, tuple[str, ...]] = {
     "config": ("check", "matrix"), "matrix": ("matrix",), "trial": ("export",), "format": ("export", "tune"),
@@ -118,15 +120,10 @@ class ReportSettings:
     compare: list[str] | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Everything that a verb needs to know.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sections:
+    """The keys of conf/config.yaml that need no more than a check of their types."""
 
-    `composed` is the whole configuration as plain data, for provenance. `spaces` are the folders of `--spaces`.
-    """
-
-    space: Space
-    engine: EngineSpec
     power: PowerSettings
     agreement: AgreementSettings
     workload: WorkloadSettings
@@ -136,14 +133,25 @@ class Settings:
     report: ReportSettings
     executor: ExecutorSettings
     parallel: ParallelSettings
+    device: Literal["auto", "cpu", "cuda"]
+    config: str
+    trial: Count | None
+    format: Annotated[str, Meta(pattern=rf"^({'|'.join(FORMATS)})\Z", description=f"one of {', '.join(FORMATS)}")]
+    out: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(Sections):
+    """Everything that a verb needs to know.
+
+    `composed` is the whole configuration as plain data, for provenance. `spaces` are the folders of `--spaces`.
+    """
+
+    space: Space
+    engine: EngineSpec
     limits: Mapping[str, float]
     objective: Objective
-    device: str
     outputs: pathlib.Path
-    config: str
-    trial: int | None
-    format: str
-    out: str | None
     overrides: tuple[str, ...]
     composed: Mapping[str, Any]
     spaces: tuple[str, ...] = ()

@@ -1,17 +1,17 @@
-"""From a configuration to the exact command: the only place where flags are put together.
+"""The exact command of a configuration. No other module puts flags together.
 
     command = build(engine, space, server, values)
 
-Trials and exported scripts share the result, so what was measured is what is shipped. A configuration
-that the engine file cannot express raises UsageError: it is the space's or the file's fault.
+Trials and exported scripts share the command. A configuration that the engine file cannot express raises UsageError.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from autotune.engine.spec import PLACEHOLDER, Action, EngineSpec, matches, text
 from autotune.records import Config, UsageError, Value
@@ -39,23 +39,19 @@ def build(engine: EngineSpec, space: Space, server: Config, *, host: str = "127.
     nothing for the engine's version.
     """
     values = variables(engine, space, server, host=host, port=port, device=device)
-    argv = [fill(part, values, engine.name) for part in engine.command]
-    env = {key: fill(value, values, engine.name) for key, value in engine.env.items()}
+    parts = [(Action(engine.command, engine.env), values)]
+    parts += [(action, values) for action in engine.args if matches(action.versions, version)]
     gpus = 1
-    for action in engine.args:
-        if matches(action.versions, version):
-            argv += [fill(arg, values, engine.name) for arg in action.args]
-            env.update({k: fill(v, values, engine.name) for k, v in action.env.items()})
     for value, action in chosen(engine, space, server, values, version):
-        here = {**values, "value": text(value)}
-        argv += [fill(arg, here, engine.name) for arg in action.args]
-        env.update({k: fill(v, here, engine.name) for k, v in action.env.items()})
+        parts.append((action, {**values, "value": text(value)}))
         gpus *= gpus_of(action, value)
+    argv = [fill(arg, given, engine.name) for action, given in parts for arg in action.args]
+    env = {key: fill(value, given, engine.name) for action, given in parts for key, value in action.env.items()}
     return Command(tuple(argv), env, gpus)
 
 
 def gpus_of(action: Action, value: Value) -> int:
-    """How many times more GPUs a choice takes. Raises UsageError for one that should be a number of them and is not."""
+    """The factor of a choice on the number of GPUs. Raises UsageError for a choice that should be a number."""
     if action.gpus != "value":
         return int(action.gpus)
     if not text(value).isdecimal() or len(text(value)) > 6 or not int(value):
@@ -72,13 +68,13 @@ def chosen(engine: EngineSpec, space: Space, server: Config, values: Mapping[str
 
 
 def needed(action: Action, values: Mapping[str, str]) -> tuple[str, ...]:
-    """The flags of an action, and what else of the engine it needs."""
+    """The flags of an action and the other words that the engine must know."""
     said = [PLACEHOLDER.sub(lambda match: values.get(match[1], ""), word) for word in (*action.args, *action.needs)]
     return tuple(word for number, word in enumerate(said) if word.startswith("--") or number >= len(action.args))
 
 
 def defaults(engine: EngineSpec, server: Config, values: Mapping[str, str]) -> dict[str, Value]:
-    """The parameters that the engine file sets when a configuration does not have them."""
+    """The engine file's values of parameters that a configuration lacks."""
     given = {name: spec.default for name, spec in engine.params.items() if name not in server}
     return {name: fill(value, values, engine.name) if isinstance(value, str) else value
             for name, value in given.items() if value is not None}
@@ -102,7 +98,7 @@ def choose(engine: EngineSpec, name: str, value: Value, version: str | None) -> 
 
 def variables(engine: EngineSpec, space: Space, server: Config, *, host: str, port: int | str,
               device: str) -> dict[str, str]:
-    """What placeholders in an engine file may name."""
+    """The values of an engine file's placeholders."""
     return {"host": host, "port": str(port), "device": device, "python": engine.python or sys.executable,
             **engine.constants(space), **{f"config.{key}": text(value) for key, value in server.items()}}
 
@@ -121,24 +117,5 @@ def fill(template: str, values: Mapping[str, str], engine: str) -> str:
 
 def shown(command: Command) -> str:
     """One line for people: environment, then shell-quoted arguments."""
-    import shlex
-
     env = [f"{key}={shlex.quote(value)}" for key, value in sorted(command.env.items())]
     return " ".join([*env, shlex.join(command.argv)])
-
-
-def flags(argv: Sequence[str]) -> dict[str, str | None]:
-    """Arguments as a mapping from flag to its value (None: a switch), for config files and comparison."""
-    found: dict[str, str | None] = {}
-    rest = list(argv)
-    while rest:
-        item = rest.pop(0)
-        if item.startswith("--"):
-            name, equals, value = item.partition("=")
-            if equals:
-                found[name] = value
-            elif rest and not rest[0].startswith("--"):
-                found[name] = rest.pop(0)
-            else:
-                found[name] = None
-    return found

@@ -9,34 +9,29 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import functools
-import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-import regex
 from msgspec import Meta
 
+from autotune.engine.stages import Pattern, StageMark, compiled, stage_of
 from autotune.records import Stage, UsageError, Value
 from autotune.space.constraints import Rule, RuleFile, WrittenRule
 from autotune.space.constraints import text as text
 from autotune.space.space import Space
-from autotune.utils.validation import convert
+from autotune.utils.validation import AtLeastOne, convert
 
 T = TypeVar("T")
 PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_.]*)\}")
-MATCH_CHARS = 2000  # of a log line: marks stand at its beginning
-MATCH_TIMEOUT_S = 0.1  # for one pattern on one line
 
 UrlPath = Annotated[str, Meta(pattern=r"^/[!-~]*\Z", description="a path on the server such as /health")]
+InnerPath = Annotated[str, Meta(pattern=r"^(?!/|\.\Z|(.*/)?\.\.(/|\Z)).+\Z",
+                                description="a file or folder below the module's own")]
 Flag = Annotated[str, Meta(description="a flag such as --name")]
-Pattern = Annotated[str, Meta(description="a regular expression")]
 Seconds = Annotated[float, Meta(ge=0, description="a number of seconds")]
 Words = Annotated[list[Value], Meta(description="a list of words")]
-Gpus = Annotated[Annotated[int, Meta(ge=1)] | Literal["value"], Meta(
-    description="a whole number of at least 1, or the word value for the choice itself")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +58,7 @@ class ParamSpec:
     """
 
     choices: Mapping[str, tuple[Action, ...]]
-    any_value: tuple[Action, ...]
-    switch: bool = False
+    any_value: tuple[Action, ...] = ()
     default: Value | None = None
 
     def alternatives(self, value: Value) -> tuple[Action, ...] | None:
@@ -82,14 +76,6 @@ class EngineRule:
     versions: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class StageMark:
-    """A log line matching `pattern` means that the launch has reached `stage`."""
-
-    stage: Stage
-    pattern: str
-
-
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A server is ready when its process lives, the log mark was seen, `path` answers 200 and a completion came."""
 
@@ -98,7 +84,7 @@ class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.log is not None:
-            _compiled(self.log)
+            compiled(self.log)
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,59 +128,47 @@ class Info(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 if _listed(key, self.identity or ("*",)) and not _listed(key, self.ignore or ())}
 
 
-class _ActionFile(msgspec.Struct, forbid_unknown_fields=True):
+class _AnyValueFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The action for any value of a parameter, which {value} and `gpus: value` stand for."""
+
     flag: Flag | None = None
     args: Words | None = None
     env: dict[str, Value | None] | None = None
-    gpus: Gpus | None = None
+    gpus: Annotated[AtLeastOne | Literal["value"], Meta(
+        description="a whole number of at least 1, or the word value for the choice itself")] | None = None
     versions: Value | None = None
     needs: list[Annotated[str, Meta(min_length=1)]] | None = None
     switch: Flag | None = None
     off_switch: Flag | None = None
 
-    def action(self, valued: bool = False) -> Action:
-        """`valued`: for any value of a parameter, which {value} and `gpus: value` stand for."""
-        if self.gpus == "value" and not valued:
-            raise ValueError("gpus must be a whole number")
+    def action(self) -> Action:
         words = [*([self.flag, "{value}"] if self.flag else []), *map(text, self.args or ())]
         return Action(tuple(words), _texts(self.env), self.gpus or 1, str(self.versions or ""), tuple(self.needs or ()))
 
 
-AnyAction = _ActionFile | Words
-Alternative = Annotated[AnyAction, Meta(description=(
+class _ActionFile(_AnyValueFile):
+    """The action for one choice."""
+
+    gpus: AtLeastOne | None = None
+
+
+Alternative = Annotated[_ActionFile | Words, Meta(description=(
     "a mapping (a list here means alternatives by version; write {args: [...]}, or {} for nothing)"))]
 ChoiceFile = Annotated[_ActionFile | Annotated[list[Alternative], Meta(min_length=1)] | None, Meta(description=(
     "a mapping, or a list of alternatives by version ({} for nothing)"))]
 
 
-class _ParamFile(_ActionFile, forbid_unknown_fields=True):
+class _ParamFile(_AnyValueFile):
     choices: dict[Value, ChoiceFile] | None = None
     default: Annotated[Value, Meta(description="a text, number or boolean")] | None = None
-
-
-class _MarkFile(msgspec.Struct, forbid_unknown_fields=True):
-    stage: str
-    log: Pattern
-
-    def __post_init__(self) -> None:
-        _stage(self.stage)
-        _compiled(self.log)
 
 
 class _VersionFile(msgspec.Struct, forbid_unknown_fields=True):
     package: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z",
                                  description="the name of a Python package")] | None = None
     use: Value | None = None
-    spelled_in: tuple[str, ...] | None = None
-    named_in: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.use is not None and not is_version(str(self.use)):
-            raise ValueError(f"version.use must be a version such as 0.5.23, not {self.use!r}")
-        for name in (*(self.spelled_in or ()), *(self.named_in or ())):
-            path = pathlib.PurePath(name)
-            if path.is_absolute() or ".." in path.parts or not path.parts:
-                raise ValueError(f"{name!r} must be a file or folder below the module's own")
+    spelled_in: tuple[InnerPath, ...] | None = None
+    named_in: tuple[InnerPath, ...] | None = None
 
 
 class _StopFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -208,12 +182,12 @@ class _EngineFile(msgspec.Struct, forbid_unknown_fields=True):
     python: Annotated[str, Meta(description="the path of an interpreter")] | None = None
     env: dict[str, Value | None] | None = None
     vars: dict[str, Value | None] | None = None
-    args: list[AnyAction] | dict[str, AnyAction | None] | None = None
-    params: dict[str, _ParamFile | list[AnyAction] | None] | None = None
+    args: list[_ActionFile | Words] | dict[str, _ActionFile | Words | None] | None = None
+    params: dict[str, _ParamFile | list[_AnyValueFile | Words] | None] | None = None
     rules: list[RuleFile] | dict[str, RuleFile | None] | None = None
     version: _VersionFile | None = None
     ready: Ready | None = None
-    stages: list[_MarkFile] | dict[str, _MarkFile | None] | None = None
+    stages: list[StageMark] | dict[str, StageMark | None] | None = None
     stage_limits_s: dict[str, Seconds] | None = None
     request: Request | None = None
     metrics: Metrics | None = None
@@ -221,6 +195,12 @@ class _EngineFile(msgspec.Struct, forbid_unknown_fields=True):
     config_file: Annotated[str, Meta(pattern=r"^--?[A-Za-z][A-Za-z0-9-]{0,99}\Z",
                                      description="a flag such as --config")] | None = None
     stop: _StopFile | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.stage_limits_s or ():
+            stage_of(name)
+        if self.version and self.version.use is not None and not is_version(str(self.version.use)):
+            raise ValueError(f"version.use must be a version such as 0.5.23, not {self.version.use!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,21 +239,18 @@ class EngineSpec:
         """An engine from plain YAML data. Raises UsageError naming the offending key."""
         file = convert(raw, _EngineFile, f"{where}: ")
         version = file.version or _VersionFile()
-        try:
-            return cls(
-                name=str(file.name), command=tuple(map(str, file.command)), python=file.python, env=_texts(file.env),
-                vars=_texts(file.vars), args=tuple(_action(item) for item in _entries(file.args)),
-                params={name: _param(param, f"{where}: params.{name}") for name, param in (file.params or {}).items()
-                        if param is not None},
-                rules=tuple(_rule(rule, where) for rule in _entries(file.rules)),
-                package=version.package, version=None if version.use is None else str(version.use),
-                spelled_in=version.spelled_in or (), named_in=version.named_in or (), ready=file.ready or Ready(),
-                stages=tuple(StageMark(_stage(mark.stage), mark.log) for mark in _entries(file.stages)),
-                stage_limits_s={_stage(name): limit_s for name, limit_s in (file.stage_limits_s or {}).items()},
-                request=file.request or Request(), metrics=file.metrics or Metrics(), info=file.info or Info(),
-                config_file=file.config_file, stop_s=(file.stop or _StopFile()).term_s)
-        except ValueError as error:
-            raise UsageError(f"{where}: {error}") from error
+        return cls(
+            name=str(file.name), command=tuple(map(str, file.command)), python=file.python, env=_texts(file.env),
+            vars=_texts(file.vars), args=tuple(_action(item) for item in _entries(file.args)),
+            params={name: _param(param, f"{where}: params.{name}") for name, param in (file.params or {}).items()
+                    if param is not None},
+            rules=tuple(_rule(rule, f"{where}: rules") for rule in _entries(file.rules)),
+            package=version.package, version=None if version.use is None else str(version.use),
+            spelled_in=version.spelled_in or (), named_in=version.named_in or (), ready=file.ready or Ready(),
+            stages=tuple(_entries(file.stages)),
+            stage_limits_s={stage_of(name): limit_s for name, limit_s in (file.stage_limits_s or {}).items()},
+            request=file.request or Request(), metrics=file.metrics or Metrics(), info=file.info or Info(),
+            config_file=file.config_file, stop_s=(file.stop or _StopFile()).term_s)
 
     def rules_for(self, space: Space, version: str | None = None) -> tuple[Rule, ...]:
         """The rules that apply to `space` under an engine version, in terms of the space's own choices.
@@ -329,60 +306,33 @@ def is_version(version: str) -> bool:
     return True
 
 
-def found(pattern: str, line: str) -> bool:
-    """True if the beginning of a log line holds a pattern; a search longer than MATCH_TIMEOUT_S counts as no match."""
-    try:
-        return _compiled(pattern).search(line[:MATCH_CHARS], timeout=MATCH_TIMEOUT_S) is not None
-    except TimeoutError:
-        return False
-
-
-@functools.cache
-def _compiled(pattern: str) -> Any:
-    try:
-        return regex.compile(pattern)
-    except (regex.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"{pattern[:80]!r} is not a regular expression: {error}") from error
-
-
-def _param(file: _ParamFile | list[AnyAction], where: str) -> ParamSpec:
-    try:
-        if isinstance(file, list):
-            return ParamSpec({}, tuple(_action(item, valued=True) for item in file))
-        choices = {text(k): tuple(_action(item) for item in (v if isinstance(v, list) else [v or _ActionFile()]))
-                   for k, v in (file.choices or {}).items()}
-        rest = {name for name in _ActionFile.__struct_fields__ if getattr(file, name) is not None}
-        if rest & {"switch", "off_switch"}:
-            on = msgspec.structs.replace(file, args=[file.switch] if file.switch else [])
-            off = _ActionFile(args=[file.off_switch] if file.off_switch else [])
-            return ParamSpec({"true": (on.action(),), "false": (off.action(),), **choices}, (), True, file.default)
-        any_value = (file.action(valued=True),) if rest else ()
-    except ValueError as error:
-        raise UsageError(f"{where}: {error}") from error
+def _param(file: _ParamFile | list[_AnyValueFile | Words], where: str) -> ParamSpec:
+    if isinstance(file, list):
+        return ParamSpec({}, tuple(map(_action, file)))
+    choices = {text(name): tuple(map(_action, choice if isinstance(choice, list) else [choice or _ActionFile()]))
+               for name, choice in (file.choices or {}).items()}
+    if file.switch or file.off_switch:
+        on = msgspec.structs.replace(file, args=[file.switch] if file.switch else [])
+        off = _ActionFile(args=[file.off_switch] if file.off_switch else [])
+        return ParamSpec({"true": (on.action(),), "false": (off.action(),), **choices}, (), file.default)
+    any_value = any(getattr(file, name) is not None for name in _AnyValueFile.__struct_fields__)
     if file.default is not None and not any_value and text(file.default) not in choices:
         raise UsageError(f"{where}: default {text(file.default)} is none of its choices ({', '.join(choices)})")
-    return ParamSpec(choices, any_value, False, file.default)
+    return ParamSpec(choices, (file.action(),) if any_value else (), file.default)
 
 
-def _action(file: AnyAction, valued: bool = False) -> Action:
-    return (_ActionFile(args=file) if isinstance(file, list) else file).action(valued)
+def _action(file: _AnyValueFile | Words) -> Action:
+    return (_ActionFile(args=file) if isinstance(file, list) else file).action()
 
 
 def _rule(file: RuleFile, where: str) -> EngineRule:
-    rule = WrittenRule.parse({key: value for key, value in file.items() if key != "versions"}, f"{where}: rules")
+    rule = WrittenRule.parse({key: value for key, value in file.items() if key != "versions"}, where)
     return EngineRule(rule, str(file.get("versions") or ""))
 
 
 def _entries(entries: list[T] | Mapping[str, T | None] | None) -> Iterable[T]:
     """The items of a list, or of a mapping whose names let a derived file replace an entry, or drop it by null."""
     return [item for item in (entries.values() if isinstance(entries, Mapping) else entries or ()) if item is not None]
-
-
-def _stage(name: str) -> Stage:
-    try:
-        return Stage.parse(name)
-    except ValueError:
-        raise ValueError(f"{name!r} is not a stage ({', '.join(Stage)})") from None
 
 
 def _listed(key: str, patterns: Sequence[str]) -> bool:

@@ -1,16 +1,59 @@
-"""The start-up stage of a server, read from its growing log with bounded memory."""
+"""Progress of a launch: marks of an engine file, looked for in the growing log with bounded memory."""
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
-from autotune.engine.spec import StageMark, found
+import msgspec
+import regex
+
 from autotune.records import Stage
 
 ORDER = list(Stage)
 CHUNK = 1 << 20
+MATCH_CHARS = 2000  # of a log line: marks stand at its beginning
+MATCH_TIMEOUT_S = 0.1  # for one pattern on one line
+Pattern = Annotated[str, msgspec.Meta(description="a regular expression")]
+
+
+class StageMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A log line matching `log` means that the launch has reached `stage`, a name of records.Stage."""
+
+    stage: str
+    log: Pattern
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "stage", stage_of(self.stage))
+        compiled(self.log)
+
+
+def stage_of(name: str) -> Stage:
+    """Raises ValueError for a name that is no stage."""
+    try:
+        return Stage.parse(name)
+    except ValueError:
+        raise ValueError(f"{name!r} is not a stage ({', '.join(Stage)})") from None
+
+
+@functools.cache
+def compiled(pattern: str) -> Any:
+    """A pattern of the `regex` package. Raises ValueError."""
+    try:
+        return regex.compile(pattern)
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{pattern[:80]!r} is not a regular expression: {error}") from error
+
+
+def found(pattern: str, line: str) -> bool:
+    """True if the beginning of a log line holds a pattern; a search longer than MATCH_TIMEOUT_S counts as no match."""
+    try:
+        return compiled(pattern).search(line[:MATCH_CHARS], timeout=MATCH_TIMEOUT_S) is not None
+    except TimeoutError:
+        return False
 
 
 class StageReader:
@@ -50,6 +93,6 @@ class StageReader:
 
     def _line(self, line: str) -> None:
         for mark in self.marks:
-            if mark.pattern not in self.seen and found(mark.pattern, line):
-                self.seen.add(mark.pattern)
-                self.enter(mark.stage)
+            if mark.log not in self.seen and found(mark.log, line):
+                self.seen.add(mark.log)
+                self.enter(Stage(mark.stage))

@@ -22,10 +22,10 @@ from autotune.executors.preflight import Preflight, check_disk
 from autotune.measure.correctness import Gate
 from autotune.records import AutotuneError, Config, Crash, Measurement, canonical, digest
 
-WAITING, PLACED = "waiting for a place", "placed"
 # Stages before a launch starts. Time up to PLACED is not charged to the configuration.
-Progress = Callable[[str, float], None]
+WAITING, PLACED = "waiting for a place", "placed"
 # Called with a stage and the seconds since the start of the launch.
+Progress = Callable[[str, float], None]
 
 
 class HostLost(AutotuneError):

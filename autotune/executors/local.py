@@ -37,7 +37,7 @@ from autotune.power.registry import open_meter
 from autotune.records import AutotuneError, Config, Crash, Measurement, Stage, canonical, config_key, digest
 from autotune.utils.http import LATE
 
-TRIES = 3  # of a launch whose port was taken or during which the machine was suspended
+TRIES = 3  # of a launch whose port was taken, and of a launch or measurement during which the machine was suspended
 SUSPENDED_S = 1.0  # a shorter suspension spoils neither a window nor a start
 GPU_SLACK_MIB = 512.0
 GPU_POLL_S = 0.5
@@ -78,15 +78,15 @@ class LocalServer(RunningServer):
 
     def measure(self, load: Config, label: int | str) -> Measurement | Crash:
         """See RunningServer. Measured once more on the warm server: a window that must not be compared (unsteady,
-        disturbed), one whose load client died, and an outcome during which the machine was suspended."""
+        disturbed) or whose load client died; twice more: an outcome during which the machine was suspended."""
         if self.slot is not None:
             self.slot.begin()
-        for last in (False, True):
+        for attempt in range(TRIES):
             before_s = suspended_s()
             try:
                 outcome = self._measure(load, label)
             except ClientDied as error:
-                if last:
+                if attempt:
                     raise
                 again = str(error)
             else:
@@ -95,7 +95,7 @@ class LocalServer(RunningServer):
                     outcome = msgspec.structs.replace(outcome, reasons=(*outcome.reasons, "suspended"))
                 reasons = invalid_reasons(self.executor.settings.objective, outcome) \
                     if isinstance(outcome, Measurement) else ("suspended",) * slept
-                if last or not reasons or not self.server.alive:
+                if not reasons or not self.server.alive or attempt + 1 == TRIES or attempt and not slept:
                     break
                 again = f"the window was {', '.join(reasons)}"
             LOG.warning("measuring again: %s", again, extra={"load": dict(load)})

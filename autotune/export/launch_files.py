@@ -16,8 +16,7 @@ from autotune.storage.trial import TrialRecord
 from autotune.utils.files import output_path, write_output
 
 if TYPE_CHECKING:
-    from autotune.config.compose import Format
-    from autotune.config.settings import Settings
+    from autotune.config.settings import Format, Settings
     from autotune.storage.study import Study
 
 # Default file name and renderer of each format.

@@ -6,6 +6,7 @@ wait until several streams, or one stream several times, have brought something.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import select
@@ -27,37 +28,39 @@ ERROR_CHARS = 2000  # kept of an error's body
 CONNECTING, READING, IDLE = range(3)
 
 
+def _no_socket() -> tuple[bytes, float]:
+    raise OSError("no connection to read from")
+
+
+@dataclasses.dataclass(slots=True, eq=False)
 class Slot:
     """One connection and the request in flight on it, moved by `Connections`.
 
     `interest` is what the poller watches for on `fd`. `parts` were read at the times `stamps` and are not parsed yet.
     `plain`: the next bytes belong to a running stream. A `watched` slot is read at once, others when the kernel has
-    `wait` bytes, or at `read_by` (CLOCK_MONOTONIC seconds). `size` is the payload so far in bytes.
+    `wait` bytes, or at `read_by` (CLOCK_MONOTONIC seconds). `size` is the payload so far in bytes, `out` the request
+    bytes still to be sent; `used`: this connection has carried an answer before.
     """
 
-    __slots__ = ("fd", "interest", "number", "out", "parser", "parts", "plain", "read_by", "receive", "reply",
-                 "request", "size", "sock", "stamps", "state", "stream", "used", "wait", "watched")
-
-    def __init__(self, number: int, watched: bool = True) -> None:
-        self.number = number
-        self.watched = watched
-        self.wait = 1
-        self.size = 0
-        self.read_by = 0.0
-        self.sock: socket.socket | None = None
-        self.fd = -1
-        self.interest = select.POLLIN
-        self.receive: Receive = _no_socket
-        self.state = IDLE
-        self.parts: list[bytes] = []
-        self.stamps: list[float] = []
-        self.plain = False
-        self.out = b""  # request bytes still to be sent
-        self.used = False  # this connection has carried an answer before
-        self.request: Request | None = None
-        self.reply: Reply | None = None
-        self.parser = AnswerParser()
-        self.stream = TokenStream()
+    number: int
+    watched: bool = True
+    wait: int = 1
+    size: int = 0
+    read_by: float = 0.0
+    sock: socket.socket | None = None
+    fd: int = -1
+    interest: int = select.POLLIN
+    receive: Receive = _no_socket
+    state: int = IDLE
+    parts: list[bytes] = dataclasses.field(default_factory=list)
+    stamps: list[float] = dataclasses.field(default_factory=list)
+    plain: bool = False
+    out: bytes = b""
+    used: bool = False
+    request: Request | None = None
+    reply: Reply | None = None
+    parser: AnswerParser = dataclasses.field(default_factory=AnswerParser)
+    stream: TokenStream = dataclasses.field(default_factory=TokenStream)
 
     def wait_for(self, size: int) -> None:
         """Have the kernel report this connection when `size` bytes are there, or its end."""
@@ -70,10 +73,6 @@ class Slot:
         if self.sock is not None:
             self.sock.close()
         self.sock, self.fd, self.receive, self.wait = None, -1, _no_socket, 1
-
-
-def _no_socket() -> tuple[bytes, float]:
-    raise OSError("no connection to read from")
 
 
 class Connections:
@@ -220,20 +219,19 @@ class Connections:
         if not parser.reusable:
             self._drop(slot)
         self._ended.append((done, parser.status, stream, arrived))
-        failed = parser.status != 200 or stream.error is not None
-        if failed:
+        if failed := parser.status != 200 or stream.error is not None:
             self.account()
         self._free(slot, now, failed)
 
     def account(self) -> None:
         """Tally the complete answers."""
         for done, status, stream, ended in self._ended:
-            self.tally.ended(done, status, stream, ended)
+            self.tally.complete(done, status, stream, ended)
         self._ended.clear()
 
     def broken(self, slot: Slot, now: float, kind: str, detail: str) -> None:
         """The connection failed. A reused one that closed before any byte of the answer is retried on a new one."""
-        done, parser, stream = slot.reply, slot.parser, slot.stream
+        done, parser = slot.reply, slot.parser
         assert done is not None
         stale = slot.used and parser.status is None
         slot.plain = False
@@ -242,10 +240,10 @@ class Connections:
         if kind == "reset" and stale and done.attempts <= self.load.retries:
             done.attempts += 1
             self.tally.kinds["retry"] += 1
-            self._send(slot, now, self._stream(slot), done)
+            self._send(slot, now, done)
             return
         self._free(slot, now, failed=True)
-        self.tally.broke(done, parser.status, stream, now, kind, detail)
+        self.tally.ended(done, parser.status, now, kind, detail)
 
     # Sending
 
@@ -255,18 +253,11 @@ class Connections:
         if slot.number < MOST_WATCHED and self.pacing.enabled:
             slot.watched = slot.number < self.pacing.watch
         sent = time.monotonic()
-        stream = self._stream(slot)
-        self._send(slot, now, stream, Reply(new.index, new.wanted_tokens, due=sent if due is None else due, sent=sent,
-                                            watched=slot.watched, times=stream.times, counts=stream.counts))
-
-    def _stream(self, slot: Slot) -> TokenStream:
-        assert slot.request is not None
-        return TokenStream(slot.request.wire_format, slot.request.wanted_tokens)
+        self._send(slot, now, Reply(new.index, new.wanted_tokens, due=sent if due is None else due, sent=sent,
+                                    watched=slot.watched))
 
     def resume(self, now: float) -> None:
         """Start requests on connections whose pause after an error is over."""
-        if not self.pausing:
-            return
         due = [slot for at, slot in self.pausing if at <= now]
         self.pausing = [(at, slot) for at, slot in self.pausing if at > now]
         for slot in due:
@@ -283,9 +274,10 @@ class Connections:
         else:
             self.start(slot, now)
 
-    def _send(self, slot: Slot, now: float, stream: TokenStream, new: Reply) -> None:
+    def _send(self, slot: Slot, now: float, new: Reply) -> None:
         assert slot.request is not None
-        slot.reply, slot.stream = new, stream
+        slot.reply, slot.stream = new, TokenStream(slot.request.wire_format, slot.request.wanted_tokens)
+        new.times, new.counts = slot.stream.times, slot.stream.counts
         slot.out, slot.parts, slot.stamps = slot.request.data, [], []
         slot.size, slot.read_by = 0, now + LONGEST_S
         if slot.sock is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import threading
@@ -40,7 +41,7 @@ def parse(text: str, wanted: Collection[str] | None = None) -> dict[str, float]:
 class MetricsReader:
     """Reads the metrics of a target at each `mark` and, as a context manager, every 2 s in a thread.
 
-    `failures` counts failed reads; without a metrics path nothing is read.
+    A failed read gives no sample; without a metrics path nothing is read.
     """
 
     def __init__(self, target: Target) -> None:
@@ -48,7 +49,6 @@ class MetricsReader:
         self._wanted = {name for name in dataclasses.asdict(target.metrics).values() if isinstance(name, str)}
         self._url = target.base_url.rstrip("/") + target.metrics_path if target.metrics_path else None
         self.samples: list[tuple[float, dict[str, float]]] = []
-        self.failures = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
@@ -106,12 +106,7 @@ class MetricsReader:
             self._sample(self._url)
 
     def _sample(self, url: str) -> None:
-        try:
+        with contextlib.suppress(NoAnswer, BadAnswer):
             answer = ask(url, within_s=TIMEOUT_S)
-        except (NoAnswer, BadAnswer):
-            self.failures += 1
-            return
-        if answer.status == 200:
-            self.samples.append((time.monotonic(), parse(answer.text, self._wanted)))
-        else:
-            self.failures += 1
+            if answer.status == 200:
+                self.samples.append((time.monotonic(), parse(answer.text, self._wanted)))

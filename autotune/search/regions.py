@@ -72,7 +72,7 @@ class _Found:
 
 
 def evaluate_regions(grid: Grid, forecast: Forecast, crashes: CrashModel, least: float,
-           pending_launches: int = 0) -> tuple[Floats, list[Region]]:
+                     pending_launches: int = 0) -> tuple[Floats, list[Region]]:
     """(n,) worth of each launch, 0 in closed regions, and the regions.
 
     least: smallest expected gain that justifies a launch.

@@ -67,9 +67,7 @@ class LaunchAware:
 
     def __init__(self, space: Space, limits: Limits | None = None, seed: int = 0,
                  past: Sequence[Observation] = ()) -> None:
-        self.space = space
-        self.limits = limits or Limits()
-        self.seed = seed
+        self.space, self.limits, self.seed = space, limits or Limits(), seed
         self.grid = Grid(space)
         self.memory = Observations(self.grid)
         self.past = Past(self.grid, past) if past else None
@@ -82,7 +80,7 @@ class LaunchAware:
         self._closed: dict[str, Region] = {}
         self._pivots: list[Pivot] = []
         self._checked = (0, -math.inf)  # (checks, value of the best then)
-        self._told = (-1, False)
+        self._learned = (-1, False)
         self._known = (-1, -1, -1)
         self._strengths: list[tuple[float, Strengths]] = []
         self._weighed = 0  # observations at the last weighing of strengths
@@ -152,8 +150,7 @@ class LaunchAware:
     def _next_load(self, key: Key) -> int | None:
         self._learn()
         row = _row(key)[None]
-        fresh = key in self._fresh
-        planned = self._fresh.get(key)
+        fresh, planned = key in self._fresh, self._fresh.get(key)
         if planned is None and not self.memory.count:
             return self._usual_load(row)
         if planned is None and fresh:
@@ -167,8 +164,7 @@ class LaunchAware:
         if self._beliefs:
             gains = gains if fresh else np.maximum(gains, self._sceptic(row).gains[0])
             again = repeats(self.memory, self._beliefs[0][1], key)
-        index = next_load(gains, again, Costs.of(self.memory).measure_s, self._bar, fresh,
-                          self._usual_load(row))
+        index = next_load(gains, again, Costs.of(self.memory).measure_s, self._bar, fresh, self._usual_load(row))
         if index is None and self._beliefs:
             index = unfamiliar(self.memory, self._crashes, self._beliefs[0][1], key)
         return index
@@ -209,8 +205,7 @@ class LaunchAware:
         worth, regions = evaluate_regions(self.grid, forecast, crashes, self.limits.gain, len(self._busy))
         new = crashes.new(forecast.rows)
         if self._busy:
-            worth = without_choices_under_test(crashes, forecast.rows, worth, sorted(self._busy),
-                                                       self.limits.gain)
+            worth = without_choices_under_test(crashes, forecast.rows, worth, sorted(self._busy), self.limits.gain)
         fewest = int(new[worth >= self.limits.gain].min(initial=self.grid.width))
         worth[new > max(NEW, fewest)] = 0.0
         self._pivots += changes(self.memory, forecast, self._closed, regions)
@@ -316,28 +311,26 @@ class LaunchAware:
         """Server parts of the best configurations."""
         best: dict[Key, float] = {}
         for key, load in self.memory.leading():
-            value = self.memory.servers[key].values[load][0].value or 0.0
-            best[key] = max(best.get(key, 0.0), value)
+            best[key] = max(best.get(key, 0.0), self.memory.servers[key].values[load][0].value or 0.0)
         leaders = sorted(best, key=lambda k: -best[k])[:CENTRES]
         return leaders or [self.memory.key(self.space.split(self.space.baseline)[0])]
 
     def _forecast(self, rows: Codes, beliefs: Sequence[Belief], busy: set[Key],
-              crashes: CrashModel | None = None) -> Forecast:
+                  crashes: CrashModel | None = None) -> Forecast:
         past = None if self.past is None else (self.past, self._trust_in_crashes())
         return forecast_launches(self.grid, self.memory, beliefs, crashes or self._crashes, rows, self._mark(beliefs),
                                  busy, past)
 
     def _trust_in_crashes(self) -> float:
-        if self.past is None:
-            return 0.0
-        return self.past.trust_in_crashes(self.memory.passed(), self.memory.crashed())
+        memory = self.memory
+        return 0.0 if self.past is None else self.past.trust_in_crashes(memory.passed(), memory.crashed())
 
     def _learn(self, full: bool = False) -> None:
         """Update the models with the newest observations."""
         memory = self.memory
-        if self._told == (memory.count, full):
+        if self._learned == (memory.count, full):
             return
-        self._told = (memory.count, full)
+        self._learned = (memory.count, full)
         data = memory.measurements()
         if len(data.rows):
             many = len(data.rows) >= MANY  # then one candidate is kept, and weighed again rarely
@@ -349,8 +342,7 @@ class LaunchAware:
         known = (memory.passes, len(memory.failures), memory.count if full else 0)
         if self._known != known:
             self._known = known
-            self._crashes = CrashModel(self.grid, memory.passed(), memory.served(), memory.evidence(),
-                                       self._crashes)
+            self._crashes = CrashModel(self.grid, memory.passed(), memory.served(), memory.evidence(), self._crashes)
         self._best = best_configuration(memory, self._beliefs[0][1]) if self._beliefs else None
 
 

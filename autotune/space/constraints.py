@@ -1,6 +1,6 @@
 """Static rules as files write them, and their expansion over a space's choices.
 
-    written = WrittenRule.parse({"tree_topk": Forms(above="tree_budget"), "because": "no room"}, "space s: forbid[0]")
+    written = WrittenRule.parse({"tree_topk": Condition(above="tree_budget"), "because": "no room"}, "forbid[0]")
     written.expand({"tree_budget": (4, 8), "tree_topk": (2, 8)})    # one Rule: tree_budget=4 with tree_topk=8
 
 A condition on a parameter lists values, or compares with a number or with another parameter. All later readers of rules
@@ -26,12 +26,15 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le,
     "other_than": operator.ne, "no_multiple_of": lambda value, than: bool(than) and value % than != 0}
 Operand = Annotated[Number | str, msgspec.Meta(description="a number or the name of a parameter")] | None
+Listed = list[Value] | Value | None
 
 
-class Forms(msgspec.Struct, forbid_unknown_fields=True):
-    """A condition in a file, as a mapping. All keys that are given must hold.
+class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The values of one parameter under which a rule applies. All keys that are given must hold.
 
-    times, otherwise: see Bound. given: false matches configurations without the parameter, and stands alone.
+    A comparison is with a number, or with `times` the value of another parameter; `otherwise` replaces a parameter that
+    has no value, and without it the comparison fails. `like` and `unlike` are shell patterns. `given: false` requires
+    a configuration without the parameter, and no default for it.
     """
 
     above: Operand = None
@@ -42,24 +45,46 @@ class Forms(msgspec.Struct, forbid_unknown_fields=True):
     no_multiple_of: Operand = None
     times: Number | None = None
     otherwise: Number | None = None
-    none_of: list[Value] | Value | None = None
-    like: list[Value] | Value | None = None
-    unlike: list[Value] | Value | None = None
+    one_of: Listed = None
+    none_of: Listed = None
+    like: Listed = None
+    unlike: Listed = None
     given: bool | None = None
 
     def __post_init__(self) -> None:
         present = {name for name in self.__struct_fields__ if getattr(self, name) is not None}
-        bounds = [getattr(self, name) for name in COMPARISONS if name in present]
         if present <= {"times", "otherwise"}:
             raise ValueError("nothing to compare with: a condition is a value, a list of them, or a mapping with "
                              f"{', '.join(self.__struct_fields__)}")
-        if present & {"times", "otherwise"} and not any(isinstance(than, str) for than in bounds):
+        if present & {"times", "otherwise"} and not self.names:
             raise ValueError("times and otherwise go with a comparison with a parameter")
         if self.given is False and present != {"given"}:
             raise ValueError("given is true, or false and then alone")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters on the other side of a comparison."""
+        return tuple(than for name in COMPARISONS if isinstance(than := getattr(self, name), str))
 
-RuleFile = dict[str, Value | list[Value] | Forms]  # conditions by parameter, and `because`
+    def holds(self, value: Value, config: Config) -> bool:
+        if self.given is False or same_as(value, as_tuple(self.none_of)):
+            return False
+        if self.one_of is not None and not same_as(value, as_tuple(self.one_of)):
+            return False
+        if self.like is not None and not _fits(value, self.like) or _fits(value, self.unlike):
+            return False
+        return all(self._compare(holds, value, than, config) for name, holds in COMPARISONS.items()
+                   if (than := getattr(self, name)) is not None)
+
+    def _compare(self, holds: Callable[[float, float], bool], value: Value, than: Number | str, config: Config) -> bool:
+        limit: float | None = than if not isinstance(than, str) else number(config.get(than))
+        if isinstance(than, str):
+            limit = self.otherwise if limit is None else limit * (1 if self.times is None else self.times)
+        numeric = number(value)
+        return numeric is not None and limit is not None and holds(numeric, limit)
+
+
+RuleFile = dict[str, Value | list[Value] | Condition]  # conditions by parameter, and `because`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,64 +99,6 @@ class Rule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bound:
-    """A comparison with a number, or with `times` the value of the parameter `than`.
-
-    `otherwise` replaces a parameter that has no value; None: the comparison then fails.
-    """
-
-    holds: Callable[[float, float], bool]
-    than: float | str
-    times: float = 1.0
-    otherwise: float | None = None
-
-    def met(self, value: float, config: Config) -> bool:
-        than = number(config.get(self.than)) if isinstance(self.than, str) else self.than
-        limit = self.otherwise if than is None else than * (self.times if isinstance(self.than, str) else 1.0)
-        return limit is not None and self.holds(value, limit)
-
-
-@dataclasses.dataclass(frozen=True)
-class Condition:
-    """The values of one parameter under which a rule applies. All parts must hold.
-
-    given: False requires a configuration without the parameter, and no default for it.
-    """
-
-    given: bool = True
-    listed: Values | None = None
-    none_of: Values = ()
-    like: tuple[str, ...] = ()
-    unlike: tuple[str, ...] = ()
-    bounds: tuple[Bound, ...] = ()
-
-    @classmethod
-    def parse(cls, raw: Value | list[Value] | Forms) -> Condition:
-        if not isinstance(raw, Forms):
-            return cls(listed=_tuple(raw))
-        times = 1.0 if raw.times is None else raw.times
-        bounds = tuple(Bound(holds, than if isinstance(than, str) else float(than), times, raw.otherwise)
-                       for name, holds in COMPARISONS.items() if (than := getattr(raw, name)) is not None)
-        return cls(raw.given is not False, None, _tuple(raw.none_of), tuple(map(str, _tuple(raw.like))),
-                   tuple(map(str, _tuple(raw.unlike))), bounds)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters on the other side of a comparison."""
-        return tuple(bound.than for bound in self.bounds if isinstance(bound.than, str))
-
-    def holds(self, value: Value, config: Config) -> bool:
-        if not self.given or same_as(value, self.none_of):
-            return False
-        if self.listed is not None and not same_as(value, self.listed):
-            return False
-        if self.like and not _fits(value, self.like) or _fits(value, self.unlike):
-            return False
-        numeric = number(value)
-        return not self.bounds or numeric is not None and all(bound.met(numeric, config) for bound in self.bounds)
-
-
-@dataclasses.dataclass(frozen=True)
 class WrittenRule:
     """A rule of a file."""
 
@@ -142,8 +109,9 @@ class WrittenRule:
     def parse(cls, raw: RuleFile, where: str) -> WrittenRule:
         """Raises UsageError for a rule without a parameter or without `because`."""
         because = raw.get("because")
-        when = {name: Condition.parse(condition) for name, condition in raw.items() if name != "because"}
-        if not because or not when or isinstance(because, list | Forms):
+        when = {name: condition if isinstance(condition, Condition) else Condition(one_of=condition)
+                for name, condition in raw.items() if name != "because"}
+        if not because or not when or isinstance(because, list | Condition):
             raise UsageError(f"{where}: each forbid rule names at least one parameter and says because")
         return cls(when, str(because))
 
@@ -192,7 +160,7 @@ class WrittenRule:
                 if not when[name]:
                     return
             elif (value := default(name)) is None:
-                if condition.given:
+                if condition.given is not False:
                     return
             elif not condition.holds(value, {**outside, **fixed}):
                 return
@@ -241,9 +209,10 @@ def same_as(value: Value, values: Sequence[Value]) -> bool:
     return among(value, values) or text(value) in {text(v) for v in values}
 
 
-def _fits(value: Value, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(text(value), pattern) for pattern in patterns)
+def _fits(value: Value, patterns: Listed) -> bool:
+    return any(fnmatch.fnmatchcase(text(value), str(pattern)) for pattern in as_tuple(patterns))
 
 
-def _tuple(value: Value | list[Value] | None) -> Values:
+def as_tuple(value: Listed) -> Values:
+    """A list, or a single value, of a file; () for none."""
     return tuple(value) if isinstance(value, list) else () if value is None else (value,)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from autotune.records import Config, UsageError, Value, canonical, config_key, digest
-from autotune.space.constraints import Rule, RuleFile, WrittenRule, among, text
+from autotune.space.constraints import Rule, RuleFile, WrittenRule, among, as_tuple, text
 from autotune.utils.redact import Redactor
 from autotune.utils.text import printable
 from autotune.utils.validation import Number, convert, shown
@@ -260,7 +260,7 @@ class Space:
                 if other not in names:
                     raise UsageError(f"{where}: forbid names the unknown parameter {other}")
             for other, condition in rule.when.items():
-                self._check_values(other, condition.listed or (), f"{where}: forbid",
+                self._check_values(other, as_tuple(condition.one_of), f"{where}: forbid",
                                    "'~space.forbid' leaves the rules out")
         for name, factors in self.belief.items():
             if name not in names:
@@ -319,7 +319,7 @@ def _param(name: str, file: _ParamFile, at: str) -> Param:
                                          for c in choices):
         raise UsageError(f"{at}: concurrency takes positive whole numbers up to {MOST_CONCURRENCY}, "
                          f"not {_list(choices)}")
-    when = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in (file.when or {}).items()}
+    when = {other: as_tuple(values) for other, values in (file.when or {}).items()}
     return Param(name, choices, when, file.load, step)
 
 

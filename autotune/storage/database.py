@@ -195,6 +195,14 @@ def unanswered(error: BaseException | None) -> str | None:
     return None
 
 
+def trials_of(study: optuna.Study, *states: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
+    """Trials of a study, not copied. Raises CorruptStudy."""
+    try:
+        return study.get_trials(deepcopy=False, states=states or None)
+    except UNREADABLE as error:  # Optuna's cache sorts the trials that the storage read
+        raise CorruptStudy(f"unreadable ({type(error).__name__}: {str(error)[:100]})") from error
+
+
 class RunningTrials:
     """Running trials of a study: those of this process send heartbeats, timed by the database's clock."""
 
@@ -229,7 +237,7 @@ class RunningTrials:
     def all(self) -> list[optuna.trial.FrozenTrial]:
         from optuna.trial import TrialState
 
-        return self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return trials_of(self.study, TrialState.RUNNING)
 
     def silent(self) -> set[int]:
         """Numbers of the running trials whose last heartbeat is too old or that never sent one."""

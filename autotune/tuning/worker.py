@@ -13,14 +13,14 @@ from typing import Any
 from autotune.records import Config, HostCannotRun, config_key
 from autotune.search.protocol import Measured, Observation, Strategy
 from autotune.storage.locks import is_here, owner_alive
-from autotune.storage.schema import PivotFile
+from autotune.storage.schema import add_pivot
 from autotune.storage.study import Study, StudyMismatch
 from autotune.storage.trial import TrialRecord
 from autotune.tuning import ProgressListener
 from autotune.utils.files import read_plain, write_json
 
-HOST_CONDITIONS = {"devices": "its GPUs (or CPU)", "engine_version": "its engine's version"}
 # Conditions of a study that come from the host, not from settings.
+HOST_CONDITIONS = {"devices": "its GPUs (or CPU)", "engine_version": "its engine's version"}
 REFERENCES = "agreement"  # attribute of a study with the baseline's outputs, for the correctness gate of every host
 LAUNCH_NAME = re.compile("[0-9]{4,9}")
 
@@ -76,7 +76,7 @@ class StudySync:
         """Add new pivots of the strategy to pivots.jsonl."""
         pivots = self.strategy.pivots()
         for pivot in pivots[self._pivots:]:
-            if PivotFile(self.folder).add(pivot.to_json()):
+            if add_pivot(self.folder, pivot.to_json()):
                 listener.pivot(pivot)
         self._pivots = len(pivots)
 

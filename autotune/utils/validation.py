@@ -137,7 +137,7 @@ def _has_fields(kind: Any) -> bool:
 def _inside(hint: Any, step: str) -> Any:
     """The type of a field, of an item, of the values of a mapping ("...") or of its keys ("key")."""
     for arm in _arms(hint):
-        origin, args = typing.get_origin(arm), typing.get_args(arm)
+        origin, args = typing.get_origin(arm), [part for part in typing.get_args(arm) if part is not ...]
         if _has_fields(arm) and step in (fields := typing.get_type_hints(arm, include_extras=True)):
             return fields[step]
         if origin is dict and step in ("...", "key"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import re
 from typing import Any
 
 import pytest
@@ -70,39 +69,78 @@ def test_a_space_does_not_say_which_database_is_written_to(tmp_path: pathlib.Pat
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    ([], "pass \\+space=NAME; spaces: .*local"),
-    (["+spce=local"], "not spce"),
-    (["+space=locl"], "there is no space 'locl'; spaces: .*local"),
-    (["+space=local", "executor=[[]]"], "executor=.*takes the plain name of a file"),
-    (["+space=local", "power=[1]"], "power=.*takes the plain name of a file"),
-    (["+space=local", "study={}"], "study=.*takes the plain name of a file"),
-    (["+space=local", "+colour=1"], "unknown key colour"),
-    (["+space=local", "colour=1"], "colour"),
-    (["+space=local", "workload.windw=1"], "windw"),
-    (["+space=local", "workload.window_s=-1"], "window_s must be a number above 0"),
-    (["+space=local", "workload.window_s=soon"], "window_s"),
-    (["+space=local", "workload.contexts=[]"], "at least one positive prompt length"),
-    (["+space=local", "study.launches=0"], "launches must be a whole number of at least 1"),
-    (["+space=local", "study.strategy=magic"], "must be one of autotune"),
-    (["+space=local", "study.name=a/b"], "plain folder name"),
-    (["+space=local", "limits.tpot_p99_ms=fast"], "limits.tpot_p99_ms must be a number, not 'fast'"),
-    (["+space=local", "limits.tpot_p99_ms=-1"], "tpot_p99_ms.* must be a number above 0"),
-    (["+space=local", "engine=nope"], "engine/nope"),
-    (["+space=local", "objective=speed"], "objective=.speed. is not one of"),
-    (["+space=local", "space.params.tp.choices=[]"], "choices is empty"),
-    (["+space=local", "space.baseline.tp=7"], "tp=7 is not a choice"),
-    (["+space=local", "power.source=magic"], "is not one of auto"),
-    (["+space=local", "engine.colour=1"], "unknown key colour"),
-    (["+space=local", "x=[="], "."),
-    (["+space=local", "out=/tmp/it's.sh"], "cannot read .*needs quotes of its own"),
-    (["+space=local", "out=~/a.sh"], "cannot read .*needs quotes of its own"),
-    (["+space=local", "study.warm_start=old"], r"must be a list, not 'old': write study.warm_start=\[A,B\]"),
-    (["+space=local", "report.compare=old"], r"report.compare must be a list"),
-])
-def test_bad_input_is_one_clear_line(overrides: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
+    ([], "pass \\+space=NAME; spaces: .*local"), (["+spce=local"], "not spce"),
+    (["+space=locl"], "there is no space 'locl'; spaces: .*local")])
+def test_a_command_line_without_a_known_space_lists_the_spaces(overrides: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         load(overrides)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    ("executor=[[]]", "executor=.*takes the plain name of a file"), ("power=[1]", "power=.*the plain name of a file"),
+    ("study={}", "study=.*takes the plain name of a file"), ("workload=null", "string or a list"),
+    ("engine=null", "string or a list"), ("engine=nope", "engine/nope"), ("x=[=", "."),
+    ("out=/tmp/it's.sh", "cannot read .*needs quotes of its own"), ("out=~/a.sh", "cannot read .*quotes of its own"),
+    ("+colour=1", "^unknown key colour; known: agreement"), ("colour=1", "colour"),
+    ("engine.colour=1", "engine ddtree: unknown key colour"), ("workload.windw=1", "windw"),
+    ("+workload.window=1", "^workload: unknown key window .did you mean window_s.*; known: block_s"),
+    ("+study.confirm.finalist=1", "^study.confirm: unknown key finalist .did you mean finalists"),
+    ("~power", "^power must be a mapping .it is missing"), ("~outputs", "^outputs must be a text"),
+    ("~study.seed", "^study.seed must be a whole number .it is missing"),
+    ("~limits", "limits must be a mapping"), ("limits=3", "limits must be a mapping or null, not 3"),
+    ("limits.tpot_p99_ms=fast", "^limits.tpot_p99_ms must be a number, not 'fast'"),
+    ("limits.tpot_p99_ms=-1", "tpot_p99_ms.* must be a number above 0"),
+    ("study.launches=abc", "^study.launches must be a whole number of at least 1 or null, not 'abc'"),
+    ("study.launches=5.7", "^study.launches must be .*, not 5.7"), ("study.launches=0", "must be .* at least 1"),
+    ("study.launches=true", "study.launches must be"), ("study.trials=0", "study.trials must be"),
+    ("study.hours=0", "study.hours must be a number above 0"), ("study.hours=nan", "hours must be a finite number"),
+    ("study.hours='nan'", "study.hours must be a number above 0"), ("study.min_gain=1", "min_gain must be a share"),
+    ("study.storage_wait_s=-1", "storage_wait_s must be a number of at least 0"), ("study.isolate=-1", "study.isolate"),
+    ("study.lost_after_s=1", "lost_after_s must be a time of 2 s or more"), ("study.seed=null", "study.seed must be"),
+    ("study.confirm.finalists=-1", "^study.confirm.finalists must be a whole number of at least 0, not -1"),
+    ("study.strategy=magic", "must be one of autotune, tpe"), ("study.name=a/b", "plain folder name"),
+    ("study.name=.a", "plain folder name"), ("study.name=''", "plain folder name"),
+    ("study.warm_start=old", r"must be a list, not 'old': write study.warm_start=\[A,B\]"),
+    ("report.compare=old", "report.compare must be a list"), ("report.format=xml", "format must be one of text"),
+    ("study.name='a\x1b[31mb'", "without control characters"), ("study.name='a\u202eb'", "without control characters"),
+    ("outputs='/tmp/a\x1b[31mb'", "without control characters"), ("+out='a\u202eb'", "without control characters"),
+    ("workload.window_s=-1", "^workload.window_s must be a number above 0, not -1"),
+    ("workload.window_s=soon", "^workload.window_s must be"), ("workload.window_s=null", "window_s must be"),
+    ("workload.contexts=[]", "at least one positive prompt length"), ("workload.contexts=[8,0]", r"contexts\[1\] must"),
+    ("workload.retries=-1", "at least 0"), ("workload.min_requests=0", "at least 1"),
+    ("workload.min_errors=0", "at least 1"),
+    ("workload.output_tokens=0", "at least 1"), ("workload.temperature=-1", "temperature must be"),
+    ("workload.max_error_rate=2", "max_error_rate must be a share"), ("workload.ignore_eos=maybe", "true or false"),
+    ("server.stage_limit_s=0", "server.stage_limit_s must be"), ("server.ready_poll_s=0", "ready_poll_s must be"),
+    ("server.log_limit_mib=-1", "server.log_limit_mib"), ("server.gpu_free_s=inf", "must be a finite number"),
+    ("executor.kind=slurm", "executor.kind must be one of local, ray"), ("+executor.at_once=0", "at_once must be"),
+    ("+executor.cpus=0", "executor.cpus must be"), ("parallel.slots=0", "parallel.slots must be auto or a number"),
+    ("device=tpu", "device must be one of auto, cpu, cuda"), ("trial=-1", "trial must be a whole number"),
+    ("objective=speed", "objective=.speed. is not one of"), ("power.source=magic", "is not one of auto"),
+    ("price_per_device_hour=2", "price_per_device_hour is for objective=cost"),
+    ("space.params.tp.choices=[]", "choices is empty"), ("space.baseline.tp=7", "tp=7 is not a choice"),
+    ("engine.python=3", "the path of an interpreter"), ("engine.stop=5", "stop must be a mapping, not 5"),
+    ("engine.stage_limits_s.load=soon", "stage_limits_s.load must be a number of seconds"),
+    ("engine.stop.term_s=x", "stop.term_s must be a number of seconds"),
+    ("engine.env=5", "env must be a mapping"), ("engine.vars=5", "vars must be a mapping"),
+    ("engine.version.package='a b'", "version.package must be the name of a Python package"),
+    ("engine.config_file='--config x'", "config_file must be a flag such as --config"),
+    ("engine.config_file=true", "config_file must be a flag"), ("engine.version.use=banana", "use must be a version"),
+    ("engine.version.use=''", "version.use must be a version such as"),
+    ("engine.version.named_in=[a/../../b]", r"version.named_in\[0\] must be a file or folder below"),
+    ("engine.request.api=foo", "request.api must be one of openai_completions, sglang_generate"),
+    ("++engine.rules=[{tree_budget: 4, versions: new, because: x}]", "is not a version range")])
+def test_bad_input_is_one_clear_line(override: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        load(["+space=local", override])
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 700
+
+
+def test_numbers_and_words_count_as_the_type_that_belongs_there() -> None:
+    made = load(["+space=local", "study.name=2026", "study.launches='5'", "study.warm_start=[7]", "study.hours=2",
+                 "workload.ignore_eos=off", "parallel.slots=2", "config=11"])
+    assert (made.study.name, made.study.launches, made.study.warm_start, made.study.hours) == ("2026", 5, ["7"], 2.0)
+    assert (made.workload.ignore_eos, made.parallel.count, made.config) == (False, 2, "11")
 
 
 @pytest.mark.parametrize("word", ["on", "off", "Yes", "no"])
@@ -126,18 +164,6 @@ def test_a_missing_folder_of_spaces_is_said() -> None:
         load(["+space=local"], ["/nonexistent"])
 
 
-@pytest.mark.parametrize(("override", "message"), [
-    ("workload=null", "string or a list"), ("engine=null", "string or a list"),
-    ("~power", "power must be a mapping .it is missing"), ("~outputs", "outputs must be a text"),
-    ("~limits", "limits must be a mapping"), ("limits=3", "limits must be a mapping"),
-    ("study.hours=nan", "study.hours must be a finite number"), ("server.gpu_free_s=inf", "must be a finite number"),
-])
-def test_a_removed_section_or_a_number_that_is_none_is_one_line(override: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
-        load(["+space=local", override])
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("text", [
     "name: s\nengine: ddtree\nparams: &a\n  tp: *a\n",
     "name: s\nengine: ddtree\nparams: {tp: {choices: &a [1, *a]}}\nbaseline: {tp: 1}\n",
@@ -148,20 +174,6 @@ def test_a_space_that_refers_to_itself_is_one_line(text: str, tmp_path: pathlib.
     with pytest.raises(UsageError) as caught:
         load(["+space=s"], [str(tmp_path)])
     assert "\n" not in str(caught.value)
-
-
-def test_matrix_takes_the_number_of_a_trial() -> None:
-    assert load(["+space=local", "config=11"]).config == "11"
-
-
-@pytest.mark.parametrize(("override", "says"), [
-    ("device=tpu", "device must be one of auto, cpu, cuda"), ("engine.python=3", "path of an interpreter"),
-    ("server.stage_limit_s=0", "server.stage_limit_s must be a number above 0"), ("workload.retries=-1", "at least 0"),
-    ("server.ready_poll_s=0", "must be a number above 0"), ("workload.min_requests=0", "at least 1"),
-    ("server.log_limit_mib=-1", "must be a number above 0")])
-def test_a_value_that_makes_no_sense_is_refused_by_name(override: str, says: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(says)):
-        load(["+space=local", override])
 
 
 def test_each_measurement_of_a_server_sends_prompts_of_its_own_the_same_for_every_configuration() -> None:
@@ -179,8 +191,6 @@ def test_each_measurement_of_a_server_sends_prompts_of_its_own_the_same_for_ever
 
 def test_a_choice_whose_command_cannot_be_made_is_refused_before_anything_starts() -> None:
     """Found by a user: the study ended in the middle, at the first launch of that choice, and again when resumed."""
-    from autotune.executors import preflight
-
     with pytest.raises(UsageError, match=r"draft_model.*\{model.draft\} is not known"):
         preflight.check(load(["+space=vllm_cpu_spec", "~space.model.draft"]))
 
@@ -251,17 +261,7 @@ def test_a_parameter_whose_condition_is_not_fulfilled_has_the_default_of_the_eng
     assert space.forbidden({"tree_budget": 0, "unnamed": "x"}) is None
 
 
-@pytest.mark.parametrize("version", ["banana", "''"])
-def test_a_version_that_cannot_be_compared_is_refused(version: str) -> None:
-    with pytest.raises(UsageError, match="version.use must be a version such as"):
-        load(["+space=local", f"engine.version.use={version}"])
-    with pytest.raises(UsageError, match="is not a version range"):
-        load(["+space=local", "++engine.rules=[{tree_budget: 4, versions: new, because: x}]"])
-
-
 def test_a_version_that_is_given_does_not_hide_that_the_engine_is_missing() -> None:
-    from autotune.executors import preflight
-
     report = preflight.check(load(["+space=h200", "engine.version.use=0.5.23"]))
     assert report.version == "0.5.23"
     assert any(problem.startswith("sglang is not installed in this Python") for problem in report.problems)
@@ -300,21 +300,6 @@ def test_choices_for_a_flag_that_takes_a_secret_are_refused(tmp_path: pathlib.Pa
             load(["+space=mine"], [str(tmp_path)])
 
 
-@pytest.mark.parametrize(("override", "said"), [
-    ("engine.stage_limits_s.load=soon", "stage_limits_s.load must be a number of seconds"),
-    ("engine.stop=5", "stop must be a mapping, not 5"),
-    ("engine.stop.term_s=x", "stop.term_s must be a number of seconds"),
-    ("engine.env=5", "env must be a mapping"), ("engine.vars=5", "vars must be a mapping"),
-    ("engine.version.package='a b'", "version.package must be the name of a Python package"),
-    ("engine.version.package=[5]", "version.package must be the name"),
-    ("engine.config_file='--config x'", "config_file must be a flag such as --config"),
-    ("engine.config_file=true", "config_file must be a flag"),
-    ("engine.request.api=foo", "request.api must be one of openai_completions, sglang_generate")])
-def test_a_wrong_value_in_an_engine_is_one_clear_line(override: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        load(["+space=b300", override])
-
-
 @pytest.mark.parametrize(("raw", "said"), [
     ({"params": ["a"]}, "params must be a mapping"),
     ({"params": {"x": {"choices": 1.5}}}, "x.choices must be a mapping"),
@@ -344,8 +329,6 @@ def test_a_choice_that_is_no_number_of_gpus_is_refused_before_anything_starts(ch
 
 def test_a_model_that_the_baseline_does_not_use_only_keeps_the_choices_from_running_that_do(
         tmp_path: pathlib.Path) -> None:
-    from autotune.executors import preflight
-
     report = preflight.check(load(["+space=vllm_cpu_spec", f"space.model.target={tmp_path}", "device=cpu",
                                    f"space.model.draft={tmp_path}/none"]))
     assert not [p for p in report.problems if "model." in p]
@@ -353,16 +336,12 @@ def test_a_model_that_the_baseline_does_not_use_only_keeps_the_choices_from_runn
 
 
 def test_gpus_are_missing_even_when_the_space_does_not_say_that_it_needs_any() -> None:
-    from autotune.executors import preflight
-
     report = preflight.check(load(["+space=b300", "~space.needs"]))
     assert any(problem.startswith("needs 8 GPUs, 0 visible") for problem in report.problems)
     assert not any("GPUs, 0" in p for p in preflight.check(load(["+space=sglang_cpu", "device=cpu"])).problems)
 
 
 def test_choices_that_need_more_gpus_than_the_baseline_are_left_to_ray_which_places_them() -> None:
-    from autotune.executors import preflight
-
     for executor, unavailable in (("local", True), ("ray", False)):
         report = preflight.check(load(["+space=b300", "~space.needs", f"executor={executor}"]))
         assert any("needs 8 GPUs" in rule.because for rule in report.unavailable) is unavailable
@@ -388,15 +367,7 @@ def test_a_study_is_told_of_where_its_engine_is_another_or_none(tmp_path: pathli
     assert commands.VERBS["report"].call(other, False) == 0 and not (tmp_path / "was-asked").exists()
 
 
-@pytest.mark.parametrize("override", ["study.name='a\x1b[31mb'", "study.name='a\u202eb'", "study.name='a\x7f'",
-                                      "study.name=''", "outputs='/tmp/a\x1b[31mb'", "+out='a\u202eb'"])
-def test_a_name_that_would_do_something_to_a_terminal_is_refused(override: str) -> None:
-    with pytest.raises(UsageError, match="without control characters") as error:
-        load(["+space=local", override])
-    assert str(error.value).isprintable()
-
-
 def test_a_file_of_prompts_that_cannot_be_used_is_said_before_anything_is_launched(tmp_path: pathlib.Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "\\ud800"}\n')
-    with pytest.raises(UsageError, match="p.jsonl:1: a lone surrogate"):
+    with pytest.raises(UsageError, match="p.jsonl:1: "):
         preflight.check(load(["+space=local", f"workload.prompts={tmp_path}/p.jsonl"]))

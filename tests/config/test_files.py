@@ -11,7 +11,7 @@ import pytest
 from autotune.__main__ import main
 from autotune.config.compose import MOST_BYTES, load
 from autotune.engine.host import engine_version
-from autotune.engine.spec import found
+from autotune.engine.stages import found
 from autotune.records import UsageError
 
 SPACE = "name: mine\nengine: own\nparams: {a: {choices: [1]}}\nbaseline: {a: 1}\n"

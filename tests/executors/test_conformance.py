@@ -38,7 +38,7 @@ def two_groups(host: LocalExecutor) -> ParallelExecutor:
     return ParallelExecutor(host, Layout(tuple(Unit(group) for group in groups), ((0.0, 1.0), (1.0, 0.0))), 2)
 
 
-@pytest.fixture(params=["local", "parallel", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.fixture(params=["local", "parallel", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def opened(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Opened]:
     """opened(changes of the settings ...) is an executor of each kind."""
     with contextlib.ExitStack() as held:

@@ -21,7 +21,7 @@ from autotune.storage.study import Study
 from tests.tuning.test_loop import ROOT
 from tests.tuning.test_worker import nothing_twice
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 SPACE = ["+space=local", "executor=ray", "executor.at_once=2", "executor.gpu_type=FAKE", "power=none",
          "objective=tokens_per_s", "study.launches=5", "study.confirm.finalists=0", "space.params.dp.choices=[1]",

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from autotune.config import compose
+from autotune.config import settings
 from autotune.config.compose import load
 from autotune.engine.command import build
 from autotune.engine.spec import EngineSpec
@@ -160,7 +160,7 @@ def test_out_takes_a_file_or_a_folder(small: Made, tmp_path: pathlib.Path) -> No
 def test_an_unknown_format_names_the_known_ones_before_anything_is_launched() -> None:
     with pytest.raises(UsageError, match="sh.*not 'helm'"):
         load(["+space=local", "format=helm"])
-    assert tuple(FORMATS) == compose.FORMATS
+    assert tuple(FORMATS) == settings.FORMATS
 
 
 def test_a_full_disk_is_no_wrong_setting(small: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,8 +133,8 @@ def edit(made: Made, kind: str, key: str, value: Any, number: int = 0) -> None:
     ("study", "stop", [], r"study local: stop must be a mapping, got \[\]"),
     *(("sql", change, None, "") for change in (
         "update trial_user_attributes set value_json='{not json'", "update trial_params set distribution_json='{}'",
-        "update trial_values set value_type='INF_POS'", "update study_user_attributes set value_json='5'",
-        "update study_user_attributes set value_json='{'"))])
+        "update trial_values set value_type='INF_POS'", "update trials set number='x' where trial_id=2",
+        "update study_user_attributes set value_json='5'", "update study_user_attributes set value_json='{'"))])
 def test_a_corrupt_value_is_one_line_that_names_it(small: Made, kind: str, key: str, value: Any, problem: str) -> None:
     sql(small, key) if kind == "sql" else edit(small, kind, key, value)
     problem = f"trial 0: outcome: {problem}" if kind == "outcome" else problem

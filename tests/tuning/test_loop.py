@@ -159,8 +159,9 @@ def test_two_configurations_of_the_same_server_are_measured_once(tmp_path: pathl
     made = tuner(settings, [{"at": "load"}, {"at": "graph-capture"}])  # the stand-in resolves both to the same
     made.run()
     records = made.study.records()
-    assert [r.same_as for r in records] == [None, None, 0, 1]
-    assert [r.value for r in records[2:]] == [r.value for r in records[:2]]
+    pairs = [(one, two) for one, two in zip(records[:2], records[2:], strict=True) if not one.invalid_reasons]
+    assert pairs and len(records) == 4  # on a busy machine, a window may be invalid and is then no source
+    assert [(two.same_as, two.value) for _, two in pairs] == [(one.number, one.value) for one, _ in pairs]
 
 
 def test_saying_something_else_than_the_baseline_is_wrong_output(tmp_path: pathlib.Path) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from autotune.config.compose import FORMATS
+from autotune.config.settings import FORMATS
 from autotune.engine.supervisor import BoundedLog
 from autotune.utils.redact import Redactor
 from tests.benchmarks.campaign import ROOT, SHORT, Site, standin

@@ -77,7 +77,7 @@ def test_a_study_on_a_real_vllm_learns_from_its_crashes_and_ships_what_starts(tm
 
     engine = settings("vllm_cpu_moe").engine
     first = (folder / "launches/0001/server.log").read_text()
-    assert [m.stage for m in engine.stages if not re.search(m.pattern, first)] == [Stage.GRAPH_CAPTURE]  # on a CPU
+    assert [m.stage for m in engine.stages if not re.search(m.log, first)] == [Stage.GRAPH_CAPTURE]  # on a CPU
 
     port = free_port()
     shipped = Command(("bash", str(folder / "launch.sh")), {"HOST": "127.0.0.1", "PORT": str(port)})
