@@ -1,4 +1,4 @@
-"""The engine files for vLLM and their spaces: what a choice becomes on the command line, and what is never launched."""
+"""The engine files for vLLM and their spaces: what a choice becomes on the command line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from autotune.__main__ import main
 from autotune.engine.command import flags
 from autotune.engine.random_model import write_model
 from autotune.engine.spec import EngineSpec
-from autotune.records import UsageError, Value
-from tests.sglang import support
+from autotune.records import UsageError
 from tests.sglang.support import settings, small
 
 VERSION = "0.32.0"
@@ -26,10 +25,6 @@ def gpu() -> EngineSpec:
 
 def cpu() -> EngineSpec:
     return settings("vllm_cpu_moe").engine
-
-
-def forbidden(engine: EngineSpec, **config: Value) -> str | None:
-    return support.forbidden(engine, VERSION, **config)
 
 
 @pytest.mark.parametrize(("choice", "expected", "gpus"), [
@@ -105,30 +100,6 @@ def test_drafts_bring_their_model_and_their_number() -> None:
     assert (given["--spec-method"], given["--spec-model"], given["--spec-tokens"]) == ("draft_model", "D", "3")
     _, ngram = small(gpu(), VERSION, speculation="ngram", draft_tokens=3)
     assert "--spec-model" not in ngram.argv
-
-
-def test_what_vllm_refuses_or_ignores_is_not_launched() -> None:
-    assert "several ranks" in (forbidden(gpu(), eplb=True, parallel="tp8") or "")
-    assert forbidden(gpu(), eplb=True, parallel="tp8_ep") is None
-    assert "this is the server" in (forbidden(gpu(), all2all_backend="deepep_low_latency", parallel="tp8_ep") or "")
-    assert forbidden(gpu(), all2all_backend="deepep_low_latency", parallel="dp8_ep") is None
-    assert "DeepEP" in (forbidden(gpu(), dbo=True, all2all_backend="allgather_reducescatter") or "")
-    assert forbidden(gpu(), dbo=True, all2all_backend="deepep_low_latency", parallel="dp8_ep") is None
-    assert "n-gram" in (forbidden(gpu(), async_scheduling=True, speculation="ngram") or "")
-    assert forbidden(gpu(), async_scheduling=True, speculation="eagle3") is None
-    assert forbidden(gpu(), enforce_eager=True, cudagraph_mode="FULL") is not None
-    assert forbidden(cpu(), async_scheduling=True) is not None and forbidden(cpu(), async_scheduling=False) is None
-    assert forbidden(cpu(), eplb=True) is not None and forbidden(cpu(), dbo=True) is not None
-
-
-def test_what_a_space_does_not_name_is_judged_by_what_vllm_does_without_it() -> None:
-    """One rank, no expert load balancing, experts exchanged by all-gather."""
-    assert "several ranks" in (forbidden(gpu(), eplb=True) or "")
-    assert "this is the server" in (forbidden(gpu(), all2all_backend="deepep_low_latency") or "")
-    assert "without expert load balancing" in (forbidden(gpu(), redundant_experts=8, parallel="tp8_ep") or "")
-    assert forbidden(gpu(), redundant_experts=8, eplb=True, parallel="tp8_ep") is None
-    assert "DeepEP" in (forbidden(gpu(), dbo=True, parallel="dp8_ep") or "")
-    assert forbidden(gpu(), dbo=False) is None
 
 
 @pytest.mark.parametrize("name", ["attention_backend", "gpu_memory_utilization", "cudagraph_mode"])
