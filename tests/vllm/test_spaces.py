@@ -59,20 +59,6 @@ def test_ranks_on_a_cpu_take_no_gpu_and_are_given_cores_unless_the_choice_says_o
     assert bound == (None if choice in ("tp2_unbound", "dp2") else "0|1")
 
 
-def test_a_server_on_a_cpu_never_takes_the_whole_memory_and_never_asks_the_hub() -> None:
-    _, command = small(cpu(), VERSION, dtype="auto")
-    assert command.env["VLLM_CPU_KVCACHE_SPACE"] == "1" and command.env["HF_HUB_OFFLINE"] == "1"
-    _, more = small(cpu(), VERSION, kv_space_gib=4)
-    assert more.env["VLLM_CPU_KVCACHE_SPACE"] == "4"
-
-
-def test_requests_reach_the_largest_concurrency_unless_the_space_says_otherwise() -> None:
-    _, command = small(gpu(), VERSION, concurrency=200, dtype="auto")
-    assert flags(command.argv)["--max-num-seqs"] == "200"
-    _, chosen = small(gpu(), VERSION, concurrency=200, max_num_seqs=64)
-    assert flags(chosen.argv)["--max-num-seqs"] == "64"
-
-
 @pytest.mark.parametrize(("name", "on", "off"), [
     ("enforce_eager", "--enforce-eager", None),
     ("custom_allreduce", None, "--disable-custom-all-reduce"),
@@ -85,21 +71,6 @@ def test_a_switch_that_vllm_sets_by_itself_is_always_said(name: str, on: str | N
     _, no = small(gpu(), VERSION, **{name: False})
     assert set(yes.argv) - set(no.argv) == ({on} if on else set())
     assert set(no.argv) - set(yes.argv) == ({off} if off else set())
-
-
-def test_settings_without_a_flag_of_their_own_are_json() -> None:
-    _, command = small(gpu(), VERSION, cudagraph_mode="FULL", redundant_experts=8)
-    given = flags(command.argv)
-    assert given["--compilation-config"] == '{"cudagraph_mode": "FULL"}'
-    assert given["--eplb-config"] == '{"num_redundant_experts": 8}'
-
-
-def test_drafts_bring_their_model_and_their_number() -> None:
-    _, drafted = small(gpu(), VERSION, speculation="draft_model", draft_tokens=3)
-    given = flags(drafted.argv)
-    assert (given["--spec-method"], given["--spec-model"], given["--spec-tokens"]) == ("draft_model", "D", "3")
-    _, ngram = small(gpu(), VERSION, speculation="ngram", draft_tokens=3)
-    assert "--spec-model" not in ngram.argv
 
 
 @pytest.mark.parametrize("name", ["attention_backend", "gpu_memory_utilization", "cudagraph_mode"])
