@@ -308,8 +308,8 @@ def study_folder(settings: Settings, verbose: bool, alone: bool = True) -> Itera
         except OSError as error:
             raise AutotuneError(f"cannot write in {folder}: {error.strerror or error} (outputs=DIR chooses another "
                                 "place)") from error
-        for ended in end_orphans(folder):
-            print(f"autotune: ended {ended.processes} process(es) that launch {ended.launch} of a dead tuner "
+        for launch, processes in end_orphans(folder).items():
+            print(f"autotune: ended {processes} process(es) that launch {launch} of a dead tuner "
                   "left running", file=sys.stderr)
         try:
             here = settings.device != "cpu" and settings.executor.kind == "local"

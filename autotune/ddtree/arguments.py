@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 PACKAGED_MODEL = Path(__file__).with_name("packaged")
@@ -43,25 +43,15 @@ class Arguments:
     def check(self, shape: Shape) -> None:
         """Raises ValueError for settings that no device could honour."""
         if self.draft_depth > shape.block - 1:
-            raise ValueError(
-                f"--draft-depth {self.draft_depth} is more than the draft can give: its block of {shape.block} "
-                f"predicts {shape.block - 1} positions"
-            )
+            raise ValueError(f"--draft-depth {self.draft_depth} is more than the draft can give: its block of "
+                             f"{shape.block} predicts {shape.block - 1} positions")
         if self.tree_topk > shape.vocab_size:
             raise ValueError(f"--tree-topk {self.tree_topk} exceeds the vocabulary of {shape.vocab_size}")
         if self.context_length > shape.max_position:
-            raise ValueError(
-                f"--context-length {self.context_length} is greater than the model's max_position {shape.max_position}"
-            )
+            raise ValueError(f"--context-length {self.context_length} is greater than the model's max_position "
+                             f"{shape.max_position}")
         if self.enable_allreduce_fusion and self.tp_size == 1:
             raise ValueError("--enable-allreduce-fusion needs --tp-size > 1: with one rank there is no all-reduce")
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Arguments:
-        return cls(**json.loads(text))
 
 
 def _at_least(lowest: int) -> argparse._ActionType:
@@ -84,11 +74,8 @@ def _rate(text: str) -> float:
 def parse(argv: list[str] | None = None) -> Arguments:
     """Reads a command line; leaves with exit code 2 where it has an unknown flag or an impossible value."""
     parser = argparse.ArgumentParser(
-        prog="python -m autotune.ddtree",
-        description="A small reference server with DDTree speculative decoding and an OpenAI-style HTTP interface.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
-    )
+        prog="python -m autotune.ddtree", formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False,
+        description="A small reference server with DDTree speculative decoding and an OpenAI-style HTTP interface.")
     positive, natural = _at_least(1), _at_least(0)
     flag = parser.add_argument
     flag("--host", default="127.0.0.1", help="address to listen on")
@@ -96,13 +83,13 @@ def parse(argv: list[str] | None = None) -> Arguments:
     flag("--model", default=str(PACKAGED_MODEL), help="directory of config.json, tokenizer.json, model.safetensors")
     flag("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes CUDA where there is a GPU")
     flag("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights, activations and cache; with "
-         "bfloat16, output may differ from plain decoding where two tokens are nearly equally likely")  # fmt: skip
+         "bfloat16, output may differ from plain decoding where two tokens are nearly equally likely")
     flag("--context-length", type=_at_least(32), default=2048, help="most tokens of one request, prompt and output")
     flag("--max-running-requests", type=positive, default=16, help="cache slots a replica; more requests wait")
     flag("--kv-cache-tokens", type=natural, default=0, help="the cache's limit in tokens, for one replica; 0: what "
-         "80%% of the free memory holds")  # fmt: skip
+         "80%% of the free memory holds")
     flag("--max-verify-tokens", type=positive, default=2048, help="size of the verify buffer: (tree nodes + 1) times "
-         "running requests must fit")  # fmt: skip
+         "running requests must fit")
     flag("--tree-budget", type=natural, default=8, help="draft nodes of each tree; 0: plain decoding without draft")
     flag("--tree-topk", type=positive, default=4, help="choices at each position; 1 makes the tree a chain")
     flag("--draft-depth", type=positive, default=7, help="positions used of those that the draft predicts")
@@ -112,13 +99,12 @@ def parse(argv: list[str] | None = None) -> Arguments:
     flag("--enable-allreduce-fusion", action="store_true", help="fold the residual addition into the all-reduce")
     flag("--enable-nccl-nvls", action="store_true", help="NVLink multicast in NCCL; needs several GPUs that have it")
     flag("--threads", type=positive, default=1, help="torch threads a rank on the CPU; its products are small, and "
-         "idle threads spin, so more than one pays only on cores that nothing else wants")  # fmt: skip
+         "idle threads spin, so more than one pays only on cores that nothing else wants")
     flag("--seed", type=natural, default=0, help="for sampled requests that bring no seed")
     flag("--corrupt-output", type=_rate, default=0.0, metavar="RATE", help="for tests only: silently accepts draft "
-         "tokens without verification, at each tree node with this probability")  # fmt: skip
+         "tokens without verification, at each tree node with this probability")
     flag("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="of the log on stderr")
-    values = vars(parser.parse_args(argv))
-    return Arguments(**{field.name: values[field.name] for field in fields(Arguments)})
+    return Arguments(**vars(parser.parse_args(argv)))
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from autotune.ddtree.model import Target, rotate_
-from autotune.ddtree.tree import Bools
+from autotune.ddtree.arguments import Shape
+from autotune.ddtree.model import Target, add, rotate_, rotations
+
+Bools = NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -55,13 +60,10 @@ class Ranks:
 class Executor:
     """Runs plans. On the leading rank it first passes each plan to the followers, which run the same."""
 
-    def __init__(
-        self, target: Target, cache: Cache, ranks: Ranks, verify_tokens: int, followers: Sequence[Connection] = ()
-    ) -> None:
+    def __init__(self, target: Target, cache: Cache, ranks: Ranks, verify_tokens: int,
+                 followers: Sequence[Connection] = ()) -> None:
         self.target, self.cache, self.ranks, self.followers = target, cache, ranks, followers
-        self.logits = torch.empty(
-            (verify_tokens, target.embedding.shape[0]), dtype=cache.rows.dtype, device=cache.rows.device
-        )
+        self.logits = cache.rows.new_empty((verify_tokens, target.embedding.shape[0]))
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -82,7 +84,7 @@ class Executor:
             view = cache.prompt_view(plan.first, slots, width)
         else:
             view = cache.view(plan.first, plan.lengths, plan.depths, torch.from_numpy(plan.sees))
-        x, taps = self.target(tokens.flatten(), lambda layer, qkv: cache.attend(layer, qkv, view), self.ranks.add)
+        x, taps = self.target(tokens.flatten(), functools.partial(cache.attend, view=view), self.ranks.add)
         if plan.sees is None:
             x = x[-1:]
         logits = torch.mm(self.target.finish(x), self.target.embedding.t(), out=self.logits[: len(x)])
@@ -118,6 +120,7 @@ class Cache:
         # [keys or values, layers, slots, heads, capacity, head width]
         self.seen = self.rows.view(layers, slots, capacity, 2, heads, -1).permute(3, 0, 1, 4, 2, 5)
         self.columns = torch.arange(capacity, device=factors.device)
+        self.starts = torch.arange(slots, device=factors.device)[:, None] * capacity  # the first row of each slot
 
     @property
     def bytes(self) -> int:
@@ -147,7 +150,7 @@ class Cache:
         else:
             begin = torch.tensor(lengths, device=device)[:, None]
             new = begin + self.columns[:width]
-            rows = (new + torch.arange(first, first + slots, device=device)[:, None] * self.capacity).flatten()
+            rows = (new + self.starts[first : first + slots]).flatten()
             hidden = (self.columns[:end] >= begin).unsqueeze(1).repeat(1, width, 1)
             hidden.scatter_(2, new.unsqueeze(1).expand(-1, width, -1), sees.to(device).logical_not())
             mask = torch.zeros(hidden.shape, dtype=self.rows.dtype, device=device)
@@ -156,10 +159,7 @@ class Cache:
 
     def prompt_view(self, first: int, slots: int, length: int) -> View:
         """The pass that fills empty slots with `length` tokens each, every token seeing itself and those before."""
-        rows = (
-            self.columns[:length]
-            + torch.arange(first, first + slots, device=self.columns.device)[:, None] * self.capacity
-        )
+        rows = self.columns[:length] + self.starts[first : first + slots]
         factors = self.factors[:length].repeat(slots, 1)[:, None, None]
         return View(slots, length, rows.flatten(), factors, *self.seen_until(first, slots, length), None, causal=True)
 
@@ -174,9 +174,8 @@ class Cache:
         rotate_(parts[:, :2], view.factors)
         self.layers[layer].index_copy_(0, view.rows, parts[:, 1:])
         queries = parts[:, 0].view(view.slots, view.width, self.heads, self.head_width).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(
-            queries, view.keys[layer], view.values[layer], view.mask, is_causal=view.causal
-        )
+        mixed = F.scaled_dot_product_attention(queries, view.keys[layer], view.values[layer], view.mask,
+                                               is_causal=view.causal)
         return mixed.transpose(1, 2).reshape(-1, self.heads * self.head_width)
 
     def write(self, layer: int, keys_values: Tensor, rows: Tensor, factors: Tensor) -> None:
@@ -193,3 +192,24 @@ class Cache:
         """Copies the first `length` positions of one slot to another."""
         start, target = source * self.capacity, destination * self.capacity
         self.rows[:, target : target + length] = self.rows[:, start : start + length]
+
+
+@torch.inference_mode()
+def continue_text(target: Target, shape: Shape, prompts: Tensor, new: int, temperatures: Sequence[float]) -> Tensor:
+    """The target's own `new` tokens after prompts [batch, n], as [batch, n + new]; temperatures take turns by row."""
+    (batch, length), device = prompts.shape, prompts.device
+    capacity = length + new
+    factors = rotations(shape, capacity).to(device)
+    cache = Cache(shape.layers, batch, capacity, shape.heads, factors, target.embedding.dtype)
+    tokens = torch.empty((batch, capacity), dtype=torch.long, device=device)
+    tokens[:, :length] = prompts
+    heat = torch.tensor(temperatures, device=device).repeat(batch)[:batch, None]
+    view = cache.prompt_view(0, batch, length)
+    for end in range(length, capacity):
+        x, _ = target(tokens[:, end - view.width : end].flatten(), functools.partial(cache.attend, view=view), add)
+        logits = F.linear(target.finish(x[view.width - 1 :: view.width]), target.embedding).float()
+        sampled = (logits / heat.clamp(min=1e-3)).softmax(-1).multinomial(1)
+        tokens[:, end] = torch.where(heat > 0, sampled, logits.argmax(-1, keepdim=True))[:, 0]
+        turn = factors[end : end + 1].expand(batch, -1)[:, None, None]
+        view = View(batch, 1, cache.starts[:, 0] + end, turn, *cache.seen_until(0, batch, end + 1), None)
+    return tokens

@@ -29,9 +29,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from autotune.ddtree.arguments import PACKAGED_MODEL, Shape
-from autotune.ddtree.model import Target, load_weights, rotations
-from autotune.ddtree.passes import continue_text, optimise, run_target, say
-from autotune.ddtree.train import TEMPERATURES, encode, read_text
+from autotune.ddtree.executor import continue_text
+from autotune.ddtree.model import Target, load_weights, rotations, run_target
+from autotune.ddtree.train import TEMPERATURES, encode, optimise, read_text, say
 
 END = "<|endoftext|>"
 FILES = 240  # of the corpus that are read
@@ -92,8 +92,8 @@ def write(folder: Path, tensors: Mapping[str, Tensor], shape: Shape, tokenizer: 
     save_file(checkpoint(tensors, shape, idle_layers), str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-def train_draft(tensors: Mapping[str, Tensor], shape: Shape, stream: Tensor, layers: int, seconds: float,
-                ) -> tuple[dict[str, Tensor], Shape]:
+def train_draft(tensors: Mapping[str, Tensor], shape: Shape, stream: Tensor, layers: int,
+                seconds: float) -> tuple[dict[str, Tensor], Shape]:
     """A decoder of `layers` layers that predicts what the target writes; `stream`: tokens of text for the prompts.
 
     It starts from the target's embedding and first layers. Loss: cross-entropy with the next token and with the

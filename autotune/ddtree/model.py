@@ -1,4 +1,7 @@
-"""The two networks: a pre-norm decoder as target, and a block-diffusion draft that reads the target's taps."""
+"""The two networks, their passes over whole sequences for training, and their weights on disk.
+
+The target is a pre-norm decoder; the draft is a block-diffusion network that reads the target's taps.
+"""
 
 from __future__ import annotations
 
@@ -118,6 +121,56 @@ def rotate_(x: Tensor, factors: Tensor) -> None:
         x.copy_(rotate(x, factors))
 
 
+def add(residual: Tensor, activations: Tensor, weight: Tensor) -> Tensor:
+    return residual + F.linear(activations, weight)
+
+
+def heads(qkv: Tensor, shape: Shape, parts: int) -> Tensor:
+    """[batch, n, parts * width] as [parts, batch, n, heads, head width]."""
+    return qkv.view(*qkv.shape[:2], parts, shape.heads, shape.head_width).movedim(2, 0)
+
+
+def run_target(target: Target, shape: Shape, tokens: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole sequences [batch, n] at once: the last residual stream and the taps."""
+
+    def attend(_: int, qkv: Tensor) -> Tensor:
+        query, key, value = heads(qkv, shape, 3)
+        turn = factors[: tokens.shape[1], None]
+        mixed = F.scaled_dot_product_attention(rotate(query, turn).transpose(1, 2), rotate(key, turn).transpose(1, 2),
+                                               value.transpose(1, 2), is_causal=True)
+        return mixed.transpose(1, 2).flatten(2)
+
+    return target(tokens, attend, add)
+
+
+def run_draft(draft: Draft, shape: Shape, tokens: Tensor, taps: Tensor, anchors: Tensor, factors: Tensor) -> Tensor:
+    """Logits [batch, anchors, block - 1, vocabulary] of blocks that start at positions anchors [batch, count]."""
+    batch, count = anchors.shape
+    positions = anchors[..., None] + torch.arange(shape.block, device=tokens.device)
+    joined, context = draft.context(taps)
+    before = joined.gather(1, (anchors - 1)[..., None].expand(-1, -1, joined.shape[2])).flatten(0, 1)
+    length = taps.shape[1]
+    flat = positions.flatten(1)
+    order = torch.arange(count * shape.block, device=tokens.device)
+    block, place = order // shape.block, order % shape.block
+    inside = (block[:, None] == block) & (place[:, None] >= place)
+    seen = torch.arange(length, device=tokens.device) < anchors.repeat_interleave(shape.block, 1)[..., None]
+    mask = torch.cat([seen, inside.expand(batch, -1, -1)], 2)[:, None]
+    turn = factors[flat][..., None, :]
+
+    def attend(index: int, qkv: Tensor) -> Tensor:
+        query, key, value = heads(qkv.view(batch, -1, qkv.shape[1]), shape, 3)
+        old_key, old_value = heads(context[index], shape, 2)
+        keys = torch.cat([rotate(old_key, factors[:length, None]), rotate(key, turn)], 1)
+        values = torch.cat([old_value, value], 1)
+        mixed = F.scaled_dot_product_attention(rotate(query, turn).transpose(1, 2), keys.transpose(1, 2),
+                                               values.transpose(1, 2), mask)
+        return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    last = tokens.gather(1, anchors).flatten()
+    return draft(last, before, shape.block - 1, attend, add).view(batch, count, shape.block - 1, -1)
+
+
 FILE = "model.safetensors"
 
 
@@ -129,6 +182,11 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantise(values: Tensor, scale: Tensor) -> Tensor:
     return values.float() * scale.float()[:, None]
+
+
+def rounded(tensor: Tensor) -> Tensor:
+    """The tensor after a round trip through `save_weights`."""
+    return dequantise(*quantise(tensor)) if tensor.dim() == 2 else tensor.half().float()
 
 
 def save_weights(tensors: Mapping[str, Tensor], directory: Path) -> None:
@@ -145,11 +203,8 @@ def save_weights(tensors: Mapping[str, Tensor], directory: Path) -> None:
 def load_weights(directory: Path) -> dict[str, Tensor]:
     """All tensors as float32, by name. Raises OSError or safetensors' error when the file is missing or broken."""
     stored = load_file(str(directory / FILE))
-    return {
-        name: dequantise(tensor, stored[name + ".scale"]) if tensor.dtype == torch.int8 else tensor.float()
-        for name, tensor in stored.items()
-        if not name.endswith(".scale")
-    }
+    return {name: dequantise(tensor, stored[name + ".scale"]) if tensor.dtype == torch.int8 else tensor.float()
+            for name, tensor in stored.items() if not name.endswith(".scale")}
 
 
 def shard(tensors: Mapping[str, Tensor], shape: Shape, rank: int, size: int) -> dict[str, Tensor]:
@@ -175,14 +230,8 @@ def parameter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     width = shape.width
 
     def layer(prefix: str, hidden: int) -> dict[str, tuple[int, ...]]:
-        sizes: dict[str, tuple[int, ...]] = {
-            "norm1": (width,),
-            "qkv": (3 * width, width),
-            "out": (width, width),
-            "norm2": (width,),
-            "gate_up": (2 * hidden, width),
-            "down": (width, hidden),
-        }
+        sizes: dict[str, tuple[int, ...]] = {"norm1": (width,), "qkv": (3 * width, width), "out": (width, width),
+                                             "norm2": (width,), "gate_up": (2 * hidden, width), "down": (width, hidden)}
         return {f"{prefix}.{name}": size for name, size in sizes.items()}
 
     sizes: dict[str, tuple[int, ...]] = {"embedding": (shape.vocab_size, width), "norm": (width,)}
@@ -190,9 +239,16 @@ def parameter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
         sizes |= layer(f"target.{index}", shape.hidden)
     for index in range(shape.draft_layers):
         sizes |= layer(f"draft.{index}", shape.draft_hidden)
-    return sizes | {
-        "draft.join": (width, len(shape.taps) * width),
-        "draft.join_norm": (width,),
-        "draft.masks": (shape.block, width),
-        "draft.norm": (width,),
-    }
+    return sizes | {"draft.join": (width, len(shape.taps) * width), "draft.join_norm": (width,),
+                    "draft.masks": (shape.block, width), "draft.norm": (width,)}
+
+
+def initial(shape: Shape, device: torch.device) -> dict[str, Tensor]:
+    """Random tensors to begin a training with; the same every time."""
+    torch.manual_seed(0)
+    tensors = {}
+    for name, size in parameter_shapes(shape).items():
+        deep = (2 * shape.layers) ** -0.5 if name.endswith((".out", ".down")) else 1.0
+        spread = 0.04 if name in ("embedding", "draft.masks") else 0.8 * deep / size[-1] ** 0.5
+        tensors[name] = (torch.ones(size) if len(size) == 1 else torch.randn(size) * spread).to(device)
+    return tensors

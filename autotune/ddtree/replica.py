@@ -13,10 +13,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.ddtree.arguments import Arguments
 
@@ -96,12 +96,8 @@ PR_SET_PDEATHSIG = 1
 
 def set_logging(level: str, place: str = "") -> None:
     """Logs to stderr, each line with the time and the rank."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format=f"[%(asctime)s{place}] %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
+    logging.basicConfig(stream=sys.stderr, level=level.upper(), format=f"[%(asctime)s{place}] %(message)s",
+                        datefmt="%Y-%m-%d %H:%M:%S")
 
 
 def die_with(parent: int) -> None:
@@ -111,8 +107,21 @@ def die_with(parent: int) -> None:
         sys.exit(1)
 
 
-@dataclass(frozen=True)
-class Rank:
+class Seat(NamedTuple):
+    """A worker's place, and the descriptors that it was born with."""
+
+    arguments: dict[str, Any]
+    parent: int
+    dp_rank: int
+    tp_rank: int
+    front: int
+    leader: int | None  # a follower's connection
+    followers: list[int]  # a leader's connections
+    store_port: int
+    store_listener: int
+
+
+class Rank(NamedTuple):
     """A running worker and the front's end of its pipe."""
 
     name: str
@@ -136,29 +145,18 @@ def start_replica(arguments: Arguments, dp_rank: int) -> list[Rank]:
         ours, theirs = pipe()
         leader = internal[tp_rank - 1][1] if tp_rank else None
         followers = [] if tp_rank else [ends[0] for ends in internal]
-        seat = {
-            "arguments": arguments.to_json(),
-            "parent": os.getpid(),
-            "dp_rank": dp_rank,
-            "tp_rank": tp_rank,
-            "front": theirs,
-            "leader": leader,
-            "followers": followers,
-            "store_port": listener.getsockname()[1],
-            "store_listener": listener.fileno(),
-        }
+        seat = Seat(asdict(arguments), os.getpid(), dp_rank, tp_rank, theirs, leader, followers,
+                    listener.getsockname()[1], listener.fileno())
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         command = [sys.executable, "-m", "autotune.ddtree.worker", json.dumps(seat)]
         kept = [theirs, *followers, *([leader] if leader is not None else [listener.fileno()])]
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=kept, env={**os.environ, "PYTHONPATH": path}
-        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=kept,
+                                   env={**os.environ, "PYTHONPATH": path})
         os.close(theirs)
         ranks.append(Rank(f"DP{dp_rank} TP{tp_rank}", process, Connection(ours)))
-    for ends in internal:
-        os.close(ends[0])
-        os.close(ends[1])
+    for end in itertools.chain(*internal):
+        os.close(end)
     listener.close()
     return ranks
 

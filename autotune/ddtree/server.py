@@ -22,18 +22,9 @@ from autotune.ddtree.replica import Counters, Replica, Step, stop
 log = logging.getLogger("ddtree")
 
 # Settings of the OpenAI interface that this server has not, with the values that ask for nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "top_p": (1,),
-    "echo": (False,),
-    "logprobs": (),
-    "stop": ([], ""),
-    "suffix": ("",),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-}
+NEUTRAL: dict[str, tuple[Any, ...]] = {"n": (1,), "best_of": (1,), "top_p": (1,), "echo": (False,), "logprobs": (),
+                                       "stop": ([], ""), "suffix": ("",), "presence_penalty": (0,),
+                                       "frequency_penalty": (0,), "logit_bias": ({},)}
 
 
 class BadRequest(ValueError):
@@ -81,39 +72,15 @@ def read_ask(body: Any, tokenizer: Tokenizer, arguments: Arguments, shape: Shape
     if max_tokens < 1:
         raise BadRequest("max_tokens must be at least 1")
     if len(prompt) + max_tokens > arguments.context_length:
-        raise BadRequest(
-            f"this server's context length is {arguments.context_length} tokens, but the prompt has {len(prompt)} "
-            f"and max_tokens is {max_tokens}"
-        )
+        raise BadRequest(f"this server's context length is {arguments.context_length} tokens, but the prompt has "
+                         f"{len(prompt)} and max_tokens is {max_tokens}")
     temperature = float(_typed(body, "temperature", (int, float), 1.0))
     if not 0 <= temperature <= 100:
         raise BadRequest("temperature must be between 0 and 100")
     options = _typed(body, "stream_options", dict, {})
-    return Ask(
-        prompt,
-        max_tokens,
-        temperature,
-        _typed(body, "seed", int, None),
-        _typed(body, "ignore_eos", bool, False),
-        _typed(body, "stream", bool, False),
-        bool(options.get("include_usage")),
-        bool(options.get("continuous_usage_stats")),
-    )
-
-
-class Text:
-    """Turns tokens into text as they come; bytes of an unfinished character wait for the rest."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.pending = tokenizer, list[int]()
-
-    def add(self, tokens: list[int], *, last: bool) -> str:
-        self.pending += tokens
-        text: str = self.tokenizer.decode(self.pending)
-        if text.endswith("\ufffd") and not last and len(self.pending) < 16:
-            return ""
-        self.pending = []
-        return text
+    return Ask(prompt, max_tokens, temperature, _typed(body, "seed", int, None),
+               _typed(body, "ignore_eos", bool, False), _typed(body, "stream", bool, False),
+               bool(options.get("include_usage")), bool(options.get("continuous_usage_stats")))
 
 
 def error(status: int, message: str, kind: str = "invalid_request_error") -> web.Response:
@@ -129,16 +96,13 @@ class Server:
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(Path(arguments.model) / "tokenizer.json"))
         self.replicas: list[Replica] = []
         self.resolved: list[dict[str, Any]] = []
-        self.ended = asyncio.Event()
-        self.exit_code = 0
+        self.ended, self.exit_code = asyncio.Event(), 0
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=16 << 20)
-        app.router.add_get("/health", self.health)
-        app.router.add_post("/v1/completions", self.completions)
-        app.router.add_get("/v1/models", self.models)
-        app.router.add_get("/server_info", self.server_info)
-        app.router.add_get("/metrics", self.metrics)
+        app.add_routes([web.post("/v1/completions", self.completions), web.get("/health", self.health),
+                        web.get("/v1/models", self.models), web.get("/server_info", self.server_info),
+                        web.get("/metrics", self.metrics)])
         return app
 
     async def run(self, listener: socket.socket) -> int:
@@ -181,7 +145,7 @@ class Server:
 
     async def models(self, _: web.Request) -> web.Response:
         model = {"id": self.arguments.model, "object": "model", "created": 0, "owned_by": "ddtree",
-                 "max_model_len": self.arguments.context_length}  # fmt: skip
+                 "max_model_len": self.arguments.context_length}
         return web.json_response({"object": "list", "data": [model]})
 
     async def server_info(self, _: web.Request) -> web.Response:
@@ -227,7 +191,7 @@ class Answer:
 
     def __init__(self, server: Server, ask: Ask) -> None:
         self.server, self.ask = server, ask
-        self.text = Text(server.tokenizer)
+        self.unread: list[int] = []  # tokens of an unfinished character
         self.completion_tokens = self.verify_steps = 0
         self.head: dict[str, Any] = {}
 
@@ -239,7 +203,7 @@ class Answer:
         seed = ask.seed if ask.seed is not None else hash((server.arguments.seed, number))
         queue = replica.submit(number, ask.prompt, ask.max_tokens, ask.temperature, seed, ask.ignore_eos)
         self.head = {"id": f"cmpl-{number}", "object": "text_completion", "created": int(time.time()),
-                     "model": server.arguments.model}  # fmt: skip
+                     "model": server.arguments.model}
         try:
             while finish is None:
                 tokens, finish, self.verify_steps = await queue.get()
@@ -248,13 +212,19 @@ class Answer:
         finally:
             replica.forget(number, finished=finish is not None)
 
+    def text(self, tokens: list[int], *, last: bool) -> str:
+        """Text of the next tokens; bytes of an unfinished character wait for the rest."""
+        self.unread += tokens
+        text: str = self.server.tokenizer.decode(self.unread)
+        if text.endswith("\ufffd") and not last and len(self.unread) < 16:
+            return ""
+        self.unread = []
+        return text
+
     def usage(self) -> dict[str, int]:
         prompt = len(self.ask.prompt)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": prompt + self.completion_tokens,
-        }
+        return {"prompt_tokens": prompt, "completion_tokens": self.completion_tokens,
+                "total_tokens": prompt + self.completion_tokens}
 
     def meta(self) -> dict[str, int]:
         """Acceptance length is completion_tokens / spec_verify_ct; without a tree there is none."""
@@ -270,7 +240,7 @@ class Answer:
         parts, why = [], None
         async with aclosing(self.steps()) as steps:
             async for tokens, finish, _ in steps:
-                parts.append(self.text.add(tokens, last=finish is not None))
+                parts.append(self.text(tokens, last=finish is not None))
                 why = finish
         choices = self.choice("".join(parts), why)
         return {**self.head, "choices": choices, "usage": self.usage(), "meta_info": self.meta()}
@@ -281,7 +251,7 @@ class Answer:
         ask = self.ask
         async with aclosing(self.steps()) as steps:
             async for tokens, finish, _ in steps:
-                chunk = {**self.head, "choices": self.choice(self.text.add(tokens, last=finish is not None), finish)}
+                chunk = {**self.head, "choices": self.choice(self.text(tokens, last=finish is not None), finish)}
                 if ask.include_usage:
                     chunk["usage"] = self.usage() if ask.continuous_usage else None
                 if finish:

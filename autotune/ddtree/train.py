@@ -9,17 +9,19 @@ tokens and with the target's distributions, its taps as input; acceptance length
 """
 
 import argparse
+import functools
 import hashlib
 import json
+import math
 import os
+import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,16 +31,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from autotune.ddtree.arguments import Shape
+from autotune.ddtree.engine import best_first
+from autotune.ddtree.executor import continue_text
 from autotune.ddtree.model import (
     Draft,
     Target,
+    initial,
     load_weights,
-    parameter_shapes,
     rotations,
+    rounded,
+    run_draft,
+    run_target,
     save_weights,
 )
-from autotune.ddtree.passes import continue_text, optimise, rounded, run_draft, run_target, say
-from autotune.ddtree.tree import best_first
 
 SKIPPED = {"site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__"}
 TREES = [(budget, topk) for budget in (4, 8, 16, 32, 64) for topk in (1, 2, 4, 8)]
@@ -46,8 +51,7 @@ DEPTHS = (3, 5, 7)
 TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)  # of the continuations that the draft learns from, in equal shares
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Sizes of a run in tokens, sequences and steps."""
 
     target_batch: int
@@ -82,12 +86,8 @@ def make_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=["<|endoftext|>"],
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -100,22 +100,42 @@ def encode(tokenizer: Tokenizer, texts: list[str], eos: int) -> Tensor:
     return torch.tensor(stream, dtype=torch.int16)
 
 
-def initial(shape: Shape, device: torch.device) -> dict[str, Tensor]:
-    torch.manual_seed(0)
-    tensors = {}
-    for name, size in parameter_shapes(shape).items():
-        if len(size) == 1:
-            tensor = torch.ones(size)
-        else:
-            deep = (2 * shape.layers) ** -0.5 if name.endswith((".out", ".down")) else 1.0
-            spread = 0.04 if name in ("embedding", "draft.masks") else 0.8 * deep / size[1] ** 0.5
-            tensor = torch.randn(size) * spread
-        tensors[name] = tensor.to(device)
-    return tensors
+def optimise(parameters: list[Tensor], loss: Callable[[], Tensor], peak: float, seconds: float, device: torch.device,
+             name: str) -> int:
+    """AdamW with warm-up and cosine decay over `seconds` of wall time; returns the number of steps."""
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    groups = [{"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
+              {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0}]
+    cuda = device.type == "cuda"
+    adam = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95), fused=cuda)
+    start, step, mean = time.monotonic(), 0, torch.zeros((), device=device)
+    while (done := (time.monotonic() - start) / seconds) < 1:
+        for group in adam.param_groups:
+            group["lr"] = peak * min(1.0, (step + 1) / 150) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+        with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
+            value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        adam.step()
+        adam.zero_grad()
+        step += 1
+        mean = mean * 0.98 + value.detach() * 0.02
+        if step % 10 == 0 and cuda:
+            torch.cuda.synchronize()
+        if step % 500 == 0:
+            say(f"{name}: step {step}, loss {mean.item() / (1 - 0.98**step):.3f}, {done:.0%}")
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    say(f"{name}: {step} steps, loss {mean.item() / (1 - 0.98**step):.3f}")
+    return step
 
 
-@dataclass(frozen=True)
-class Continuations:
+def say(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+
+class Continuations(NamedTuple):
     """Sequences of the target's own making, after prompts of one length."""
 
     prompt: int
@@ -123,8 +143,7 @@ class Continuations:
     taps: Tensor  # [batch, prompt + new, taps * width]
 
 
-@dataclass(frozen=True)
-class Traces:
+class Traces(NamedTuple):
     """For evaluation: the tokens of one continuation, and the draft's best choices at each of its positions."""
 
     continuation: list[int]  # first the token that the prompt's pass gave
@@ -140,12 +159,11 @@ def steps_taken(traces: list[Traces], budget: int, topk: int, depth: int) -> tup
         while place < len(trace.tokens):
             tokens, scores = (part[place, :depth, :topk].tolist() for part in (trace.tokens, trace.scores))
             tree = best_first(trace.continuation[place], tokens, scores, budget)
-            node, ahead = 0, 1
-            while (node := tree.children.get((node, trace.continuation[place + ahead]), -1)) >= 0:
-                ahead += 1
-            place += ahead
-            emitted += ahead
-            steps += 1
+            node, steps = 0, steps + 1
+            place += 1
+            while (node := tree.children.get((node, trace.continuation[place]), -1)) >= 0:
+                place += 1
+        emitted += place
     return emitted, steps
 
 
@@ -163,12 +181,9 @@ def trace(target: Target, draft: Draft, shape: Shape, tokens: Tensor, prompt: in
 def acceptance(traces: list[Traces], pool: Executor) -> list[dict[str, float]]:
     """Tokens per verify step for each tree of the table."""
     jobs = [(budget, topk, depth) for depth in DEPTHS for budget, topk in TREES]
-    futures = [pool.submit(steps_taken, traces, *job) for job in jobs]
-    counts = [future.result() for future in futures]
-    return [
-        {"budget": budget, "topk": topk, "depth": depth, "tokens_per_step": round(emitted / steps, 3)}
-        for (budget, topk, depth), (emitted, steps) in zip(jobs, counts, strict=True)
-    ]
+    counts = pool.map(functools.partial(steps_taken, traces), *zip(*jobs, strict=True))
+    return [{"budget": budget, "topk": topk, "depth": depth, "tokens_per_step": round(emitted / steps, 3)}
+            for (budget, topk, depth), (emitted, steps) in zip(jobs, counts, strict=True)]
 
 
 class Training:
@@ -188,12 +203,9 @@ class Training:
             self.report = {"continuation_tokens": 0, "draft_steps": 0, "seconds": 0}
         self.stream, self.unseen = (encode(self.tokenizer, texts, shape.eos) for texts in (training, held_out))
         say(f"{len(training)} files, {len(self.stream)} tokens; held out {len(held_out)}, {len(self.unseen)} tokens")
-        self.report |= {
-            "training_files": len(training),
-            "training_tokens": len(self.stream),
-            "held_out_tokens": len(self.unseen),
-            "parameters": sum(tensor.numel() for tensor in self.tensors.values()),
-        }
+        self.report |= {"training_files": len(training), "training_tokens": len(self.stream),
+                        "held_out_tokens": len(self.unseen),
+                        "parameters": sum(tensor.numel() for tensor in self.tensors.values())}
         self.factors = rotations(shape, shape.max_position).to(device)
         self.generator = torch.Generator().manual_seed(0)
 
@@ -228,9 +240,8 @@ class Training:
 
     def continuations(self, seconds: float) -> list[Continuations]:
         """The target's own continuations of training text, for about so long, at least one for each prompt length."""
-        sizes, shape = self.sizes, self.shape
+        sizes, shape, found = self.sizes, self.shape, list[Continuations]()
         target = self.target(torch.bfloat16 if self.device.type == "cuda" else torch.float32)
-        found: list[Continuations] = []
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline or len(found) < len(sizes.prompts):
             prompt = sizes.prompts[len(found) % len(sizes.prompts)]
@@ -247,8 +258,7 @@ class Training:
     def train_draft(self, continuations: list[Continuations], seconds: float) -> None:
         sizes, shape, device = self.sizes, self.shape, self.device
         target, draft = self.target(), Draft(shape, self.tensors)
-        weight = torch.exp(-torch.arange(shape.block - 1, device=device) / 5.0)
-        weight = weight / weight.sum()
+        weight = (-torch.arange(shape.block - 1, device=device) / 5.0).softmax(0)
 
         def loss() -> Tensor:
             some = continuations[int(torch.randint(len(continuations), (), generator=self.generator))]
@@ -264,9 +274,8 @@ class Training:
                 taught = F.linear(target.finish(final), target.embedding).float().softmax(-1)
             taught = taught.view(len(tokens), -1, shape.block, shape.vocab_size)[:, :, :-1]
             guesses = logits.float().log_softmax(-1)
-            soft = (taught * guesses).sum(-1)
             hard = guesses.gather(-1, wanted[..., None])[..., 0]
-            return -((soft + hard) * 0.5 * weight).sum(-1).mean()
+            return -(((taught * guesses).sum(-1) + hard) * 0.5 * weight).sum(-1).mean()
 
         self.report["draft_steps"] += optimise(self.part(draft=True), loss, 2e-3, seconds, device, "draft")
 
@@ -314,22 +323,10 @@ def main() -> None:
     options = parser.parse_args()
     start = time.monotonic()
     sizes = TINY if options.tiny else FULL
-    shape = Shape(
-        vocab_size=2048,
-        width=options.width,
-        heads=4,
-        hidden=options.hidden,
-        layers=options.layers,
-        taps=tuple(options.taps),
-        draft_layers=options.draft_layers,
-        draft_hidden=options.draft_hidden,
-        block=8,
-        max_position=2048,
-        rope_base=10000.0,
-        eos=0,
-    )
-    if options.source:
-        shape = Shape.load(options.source)
+    shape = Shape.load(options.source) if options.source else Shape(
+        vocab_size=2048, width=options.width, heads=4, hidden=options.hidden, layers=options.layers,
+        taps=tuple(options.taps), draft_layers=options.draft_layers, draft_hidden=options.draft_hidden,
+        block=8, max_position=2048, rope_base=10000.0, eos=0)
     training = Training(shape, options.corpus, torch.device(options.device), sizes, options.source)
 
     def left(share: float) -> float:

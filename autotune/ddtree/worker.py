@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,25 +23,10 @@ from autotune.ddtree.arguments import Arguments, Shape
 from autotune.ddtree.engine import Drafter, Engine, Request
 from autotune.ddtree.executor import Cache, Executor, Ranks
 from autotune.ddtree.model import Draft, Target, load_weights, rotations, shard
-from autotune.ddtree.replica import die_with, set_logging
+from autotune.ddtree.replica import Seat, die_with, set_logging
 
 log = logging.getLogger("ddtree")
 GIB = 1 << 30
-
-
-@dataclass(frozen=True)
-class Seat:
-    """A worker's place, and the descriptors that it was born with."""
-
-    arguments: str
-    parent: int
-    dp_rank: int
-    tp_rank: int
-    front: int
-    leader: int | None  # a follower's connection
-    followers: tuple[int, ...]  # a leader's connections
-    store_port: int
-    store_listener: int
 
 
 class Worker:
@@ -50,7 +34,7 @@ class Worker:
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
-        self.arguments = Arguments.from_json(seat.arguments)
+        self.arguments = Arguments(**seat.arguments)
         self.shape = Shape.load(Path(self.arguments.model))
         torch.set_num_threads(self.arguments.threads)
         log.info("Init device %s.", self.arguments.device)
@@ -80,7 +64,7 @@ class Worker:
         tensors = {name: tensor.to(self.device, self.dtype) for name, tensor in tensors.items()}
         self.target, self.draft = Target(shape, tensors), Draft(shape, tensors)
         log.info("Load weight end. elapsed=%.2f s, dtype=%s, avail mem=%.2f GB", time.monotonic() - start,
-                 arguments.dtype, free_bytes(self.device) / GIB)  # fmt: skip
+                 arguments.dtype, free_bytes(self.device) / GIB)
 
     def _allocate(self) -> None:
         arguments, shape = self.arguments, self.shape
@@ -93,8 +77,7 @@ class Worker:
             raise RuntimeError(
                 f"Not enough memory for the KV cache: --max-running-requests {slots} x {capacity} tokens "
                 f"(--context-length {arguments.context_length} and the tree) = {slots * capacity} tokens, but the "
-                f"cache may hold {allowed}. Try fewer requests or a shorter context."
-            )
+                f"cache may hold {allowed}. Try fewer requests or a shorter context.")
         factors = rotations(shape, capacity).to(self.device)
         self.cache = Cache(shape.layers, slots, capacity, shape.heads // arguments.tp_size, factors, self.dtype)
         self.drafter = None
@@ -102,13 +85,12 @@ class Worker:
             cache = Cache(shape.draft_layers, slots, capacity, shape.heads, factors, self.dtype)
             self.drafter = Drafter(self.draft, cache, arguments.draft_depth, arguments.tree_topk)
         log.info("KV cache is allocated. #tokens: %d, size: %.3f GB", slots * capacity,
-                 slots * capacity * row_bytes / GIB)  # fmt: skip
+                 slots * capacity * row_bytes / GIB)
         needed = slots * (arguments.tree_budget + 1)
         if needed > arguments.max_verify_tokens:
             raise RuntimeError(
                 f"The verify buffer is too small: (--tree-budget {arguments.tree_budget} + 1) x {slots} running "
-                f"requests = {needed} tokens, but --max-verify-tokens is {arguments.max_verify_tokens}"
-            )
+                f"requests = {needed} tokens, but --max-verify-tokens is {arguments.max_verify_tokens}")
         ranks = Ranks(arguments.tp_size, arguments.enable_allreduce_fusion)
         followers = [Connection(descriptor) for descriptor in self.seat.followers]
         self.executor = Executor(self.target, self.cache, ranks, arguments.max_verify_tokens, followers)
@@ -119,9 +101,8 @@ class Worker:
         arguments = self.arguments
         log.info("Warmup begin.")
         start = time.monotonic()
-        self.engine = Engine(
-            self.executor, self.drafter, arguments.tree_budget, self.shape.eos, arguments.corrupt_output
-        )
+        self.engine = Engine(self.executor, self.drafter, arguments.tree_budget, self.shape.eos,
+                             arguments.corrupt_output)
         length = min(16, arguments.context_length // 2)
         for number in range(min(2, arguments.max_running_requests)):
             self.engine.submit(Request(-1 - number, [self.shape.eos] * length, length, 0.5, ignore_eos=True))
@@ -140,10 +121,8 @@ class Worker:
     def lead(self) -> None:
         """Takes requests from the front process and sends back what each step gave, until the front is gone."""
         front, engine = Connection(self.seat.front), self.engine
-        orders: dict[str, Callable[..., None]] = {
-            "add": lambda *values: engine.submit(Request(*values)),
-            "abort": engine.abort,
-        }
+        orders: dict[str, Callable[..., None]] = {"add": lambda *values: engine.submit(Request(*values)),
+                                                  "abort": engine.abort}
         front.send(("ready", self.resolved()))
         while True:
             idle = not (engine.waiting or engine.running)
@@ -158,24 +137,16 @@ class Worker:
     def resolved(self) -> dict[str, Any]:
         """Settings as resolved on this device."""
         cuda = self.device.type == "cuda"
-        return {
-            "device": self.device.type,
-            "device_name": torch.cuda.get_device_name(self.device) if cuda else "cpu",
-            "torch": str(torch.__version__),
-            "threads": torch.get_num_threads(),
-            "tree_nodes": self.engine.nodes,
-            "kv_cache_tokens": self.cache.slots * self.cache.capacity,
-            "kv_cache_bytes": self.cache.bytes,
-        }
+        return {"device": self.device.type, "device_name": torch.cuda.get_device_name(self.device) if cuda else "cpu",
+                "torch": str(torch.__version__), "threads": torch.get_num_threads(), "tree_nodes": self.engine.nodes,
+                "kv_cache_tokens": self.cache.slots * self.cache.capacity, "kv_cache_bytes": self.cache.bytes}
 
 
 def main() -> None:
-    fields = json.loads(sys.argv[1])
-    seat = Seat(**{**fields, "followers": tuple(fields["followers"])})
+    seat = Seat(*json.loads(sys.argv[1]))
     die_with(seat.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    arguments = Arguments.from_json(seat.arguments)
-    set_logging(arguments.log_level, f" DP{seat.dp_rank} TP{seat.tp_rank}")
+    set_logging(seat.arguments["log_level"], f" DP{seat.dp_rank} TP{seat.tp_rank}")
     try:
         worker = Worker(seat)
         if seat.tp_rank:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from autotune.records import HostCannotRun, digest
 
+T = TypeVar("T")
 IDLE_SHARE = 0.05  # of a GPU's memory: a driver without users keeps less
 NO_NVLINK = 100.0  # added to NVML's level of the common ancestor (0 to 50) for two GPUs without NVLink
 
@@ -98,9 +99,9 @@ def chosen(found: list[Gpu], variable: str | None) -> list[Gpu]:
     if variable is None:
         return found
     kept: list[Gpu] = []
-    for entry in (e.strip() for e in variable.split(",")):
-        match = ([found[int(entry)]] if entry.isdecimal() and int(entry) < len(found) else
-                 [g for g in found if entry and g.uuid.startswith(entry)])
+    for entry in map(str.strip, variable.split(",")):
+        match = [gpu for index, gpu in enumerate(found) if
+                 (int(entry) == index if entry.isdecimal() else entry and gpu.uuid.startswith(entry))]
         if not match:
             break  # CUDA ignores everything after the first invalid entry
         kept += match[:1]
@@ -109,37 +110,36 @@ def chosen(found: list[Gpu], variable: str | None) -> list[Gpu]:
 
 def gpu_users(gpus: Gpus) -> list[str]:
     """Processes that compute on these GPUs or hold their memory, one sentence a GPU; [] when all are free."""
-    used_mib = gpu_memory_used_mib([gpu.uuid for gpu in gpus.gpus])
-    if not used_mib:
-        return []
-    found: list[str] = []
-    with session() as nvml:
-        for gpu in gpus.gpus:
-            pids: list[int] = []
-            with contextlib.suppress(nvml.NVMLError):
-                handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-                pids = sorted({int(p.pid) for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
-            used = used_mib.get(gpu.uuid, 0.0)
-            if pids:
-                found.append(f"{gpu.hashed} is in use by {', '.join(map(process_text, pids))}")
-            elif used > IDLE_SHARE * gpu.memory_gib * 1024:
-                found.append(f"{gpu.hashed} has {used:.0f} MiB in use by processes that cannot be seen from here")
+    uuids, found = [gpu.uuid for gpu in gpus.gpus], []
+    used_mib = gpu_memory_used_mib(uuids)
+    running = _read(uuids, lambda nvml, handle: {int(p.pid) for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
+    for gpu in gpus.gpus:
+        if pids := running.get(gpu.uuid):
+            found.append(f"{gpu.hashed} is in use by {', '.join(map(process_text, sorted(pids)))}")
+        elif (used := used_mib.get(gpu.uuid, 0.0)) > IDLE_SHARE * gpu.memory_gib * 1024:
+            found.append(f"{gpu.hashed} has {used:.0f} MiB in use by processes that cannot be seen from here")
     return found
 
 
 def gpu_memory_used_mib(uuids: Sequence[str]) -> dict[str, float]:
     """Memory in use per GPU in MiB, by UUID; a GPU that cannot be read is left out."""
-    used: dict[str, float] = {}
-    if uuids:
-        with contextlib.suppress(NoNvml), session() as nvml:
-            for uuid in uuids:
-                with contextlib.suppress(nvml.NVMLError):
-                    used[uuid] = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).used / 2**20
-    return used
+    return _read(uuids, lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20)
+
+
+def _read(uuids: Sequence[str], metric: Callable[[Any, Any], T]) -> dict[str, T]:
+    """`metric` of NVIDIA's binding and a GPU's handle, by UUID; a GPU that cannot be read is left out."""
+    found: dict[str, T] = {}
+    if not uuids:
+        return found
+    with contextlib.suppress(NoNvml), session() as nvml:
+        for uuid in uuids:
+            with contextlib.suppress(nvml.NVMLError):
+                found[uuid] = metric(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+    return found
 
 
 def process_text(pid: int) -> str:
-    """A process for people: pid, owner and the start of its command line, as far as they are readable."""
+    """Pid, owner and the start of the command line of a process, as far as they are readable."""
     import psutil
 
     from autotune.utils.redact import Redactor
@@ -159,9 +159,8 @@ def topology(gpus: Sequence[Gpu]) -> Topology:
     """
     with session() as nvml:
         handles = [nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
-        usable = os.sched_getaffinity(0)
         return Topology(tuple(int(nvml.nvmlDeviceGetIndex(handle)) for handle in handles),
-                        tuple(_cpus_beside(nvml, handle, usable) for handle in handles),
+                        tuple(_cpus_beside(nvml, handle) for handle in handles),
                         tuple(tuple(_distance(nvml, a, b) for b in handles) for a in handles))
 
 
@@ -169,18 +168,18 @@ def _distance(nvml: Any, a: Any, b: Any) -> float:
     """0 for the same GPU; else NVML's level of the common ancestor, plus NO_NVLINK without NVLink."""
     if a is b:
         return 0.0
-    linked, level = False, int(nvml.NVML_TOPOLOGY_SYSTEM)
+    level, apart = float(nvml.NVML_TOPOLOGY_SYSTEM), NO_NVLINK
     with contextlib.suppress(nvml.NVMLError):
-        status = nvml.nvmlDeviceGetP2PStatus(a, b, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-        linked = status == nvml.NVML_P2P_STATUS_OK
+        if nvml.nvmlDeviceGetP2PStatus(a, b, nvml.NVML_P2P_CAPS_INDEX_NVLINK) == nvml.NVML_P2P_STATUS_OK:
+            apart = 0.0
     with contextlib.suppress(nvml.NVMLError):
-        level = int(nvml.nvmlDeviceGetTopologyCommonAncestor(a, b))
-    return level + (0.0 if linked else NO_NVLINK)
+        level = float(nvml.nvmlDeviceGetTopologyCommonAncestor(a, b))
+    return level + apart
 
 
-def _cpus_beside(nvml: Any, handle: Any, usable: Collection[int]) -> frozenset[int]:
-    """The usable logical CPUs beside a GPU; all of them where NVML does not know."""
+def _cpus_beside(nvml: Any, handle: Any) -> frozenset[int]:
+    usable = frozenset(os.sched_getaffinity(0))
     with contextlib.suppress(nvml.NVMLError):
         masks = list(nvml.nvmlDeviceGetCpuAffinity(handle, max(usable) // 64 + 1))
-        return frozenset(cpu for cpu in usable if masks[cpu // 64] >> (cpu % 64) & 1) or frozenset(usable)
-    return frozenset(usable)
+        return frozenset(cpu for cpu in usable if masks[cpu // 64] >> (cpu % 64) & 1) or usable
+    return usable

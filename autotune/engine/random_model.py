@@ -11,6 +11,7 @@ draft nothing. Needs the package `tokenizers`; nothing is downloaded.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import sysconfig
@@ -19,45 +20,25 @@ from pathlib import Path
 from typing import Any
 
 from autotune.records import UsageError
+from autotune.utils.files import write_json
 
-END = "<|end|>"
-MASK = "<|mask|>"
+END, MASK = "<|end|>", "<|mask|>"
 CORPUS_BYTES_PER_ID = 120
 
-DENSE: Mapping[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-MOE: Mapping[str, Any] = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "decoder_sparse_step": 1,
-                          "mlp_only_layers": [], "norm_topk_prob": True}
-MLA_MOE: Mapping[str, Any] = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "n_group": 1,
-                              "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
-                              "norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_shared_experts": 1,
-                              "first_k_dense_replace": 1, "moe_layer_freq": 1}
 
-SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "dense-tiny": {**DENSE, "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 768, "head_dim": 64,
-                   "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
-    "moe-tiny": {**MOE, "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 768, "head_dim": 64,
-                 "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-                 "moe_intermediate_size": 128, "num_experts": 8, "num_experts_per_tok": 2},
-    "mla-moe-tiny": {**MLA_MOE, "vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1024,
-                     "num_hidden_layers": 4, "num_attention_heads": 64, "num_key_value_heads": 64,
-                     "q_lora_rank": 256, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-                     "v_head_dim": 128, "moe_intermediate_size": 256, "n_routed_experts": 32,
-                     "num_experts_per_tok": 4},
-    "dense-8b": {**DENSE, "vocab_size": 32768, "hidden_size": 4096, "intermediate_size": 12288, "head_dim": 128,
-                 "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8},
-}
-"""Shapes by name, as fields of a Hugging Face config.json. mla-moe-tiny: the attention of Kimi K2 and DeepSeek V3."""
+@functools.cache
+def shapes() -> dict[str, dict[str, Any]]:
+    """The configuration of each model of shapes.yaml, by name."""
+    import yaml
 
-COMMON: Mapping[str, Any] = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-                             "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False,
-                             "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 0}
+    return dict(yaml.safe_load(Path(__file__).with_name("shapes.yaml").read_text("utf-8"))["shapes"])
 
 
 def write_model(folder: Path, shape: str) -> None:
     """Write config.json, generation_config.json and a tokenizer of the shape's vocabulary size to `folder`."""
-    config = {**COMMON, **SHAPES[shape]}
+    config = shapes()[shape]
     _write(folder, config)
-    _train_tokenizer(folder, int(config["vocab_size"]))
+    _train_tokenizer(folder, config["vocab_size"], config["max_position_embeddings"])
 
 
 def write_draft(folder: Path, target: Path, block_size: int = 8, layers: int = 5) -> None:
@@ -81,37 +62,34 @@ def write_draft(folder: Path, target: Path, block_size: int = 8, layers: int = 5
 
 def _write(folder: Path, config: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    ids = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
-    (folder / "generation_config.json").write_text(json.dumps(ids, indent=2) + "\n")
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {key: config[key] for key in ("bos_token_id", "eos_token_id")})
 
 
-def _train_tokenizer(folder: Path, size: int) -> None:
+def _train_tokenizer(folder: Path, size: int, longest: int) -> None:
     """A byte-level BPE learned from the standard library's sources; every id below `size` has a text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[END, MASK], initial_alphabet=alphabet,
-                                  show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[END, MASK], show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(_corpus(CORPUS_BYTES_PER_ID * size), trainer)
-    have = tokenizer.get_vocab_size()
-    tokenizer.add_tokens([f" word{index}" for index in range(have, size)])
+    tokenizer.add_tokens([f" word{index}" for index in range(tokenizer.get_vocab_size(), size)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({
+    write_json(folder / "tokenizer_config.json", {
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "bos_token": END, "pad_token": END,
-        "model_max_length": COMMON["max_position_embeddings"],
-    }, indent=2) + "\n")
+        "model_max_length": longest})
 
 
-def _corpus(left: int) -> Iterator[str]:
+def _corpus(size: int) -> Iterator[str]:
+    """Python sources of at least `size` characters."""
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         source = path.read_text(encoding="utf-8", errors="ignore")
         yield source
-        left -= len(source)
-        if left < 0:
+        size -= len(source)
+        if size < 0:
             return
 
 
@@ -120,14 +98,11 @@ def main(argv: list[str] | None = None) -> int:
                                      description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where the model goes")
     kind = parser.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--shape", choices=SHAPES)
+    kind.add_argument("--shape", choices=shapes())
     kind.add_argument("--draft-for", type=Path, metavar="TARGET", help="a DFlash draft for the model in TARGET")
     given = parser.parse_args(argv)
     try:
-        if given.shape:
-            write_model(given.folder, given.shape)
-        else:
-            write_draft(given.folder, given.draft_for)
+        write_model(given.folder, given.shape) if given.shape else write_draft(given.folder, given.draft_for)
     except UsageError as error:
         print(error, file=sys.stderr)
         return error.exit_code

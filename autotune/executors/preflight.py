@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from autotune.config.identity import command_line
 from autotune.config.settings import Settings
 from autotune.engine.command import Command, UnknownPlaceholder, build, choose, chosen, gpus_of, needed, variables
-from autotune.engine.flags import lacking
 from autotune.engine.gpus import Gpus, gpu_users, visible_gpus
-from autotune.engine.host import engine_version, installed, interpreter_problem
+from autotune.engine.host import engine_version, installed, interpreter_problem, lacking
 from autotune.engine.spec import EngineSpec, matches, text
 from autotune.executors.topology import of_cores
 from autotune.loadgen.requests import read_prompts

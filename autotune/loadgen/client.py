@@ -56,13 +56,8 @@ class LoadClient:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        if self._process.poll() is None:
+        with contextlib.suppress(OSError), self._process:  # closes the pipes and waits for the end
             self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
         self._stderr.close()
 
     def wait(self, seconds: float) -> Tick | None:
@@ -72,7 +67,7 @@ class LoadClient:
             left = end - time.monotonic()
             self._gone.poll(1000 * max(0.0, min(left, DRAIN_S)))
             while select.select([self._out], [], [], 0.0)[0]:
-                self._take()
+                self._read()
             if left <= 0:
                 return self.ticks[-1] if self.ticks else None
 
@@ -83,37 +78,25 @@ class LoadClient:
             self._process.stdin.write(b"stop\n")
             self._process.stdin.flush()
         end = time.monotonic() + STOP_S
-        while True:
-            line = self._line()
-            if line is None:
-                if time.monotonic() > end:
-                    raise AutotuneError(f"the load client did not stop within {STOP_S:g} s")
-                select.select([self._out], [], [], 0.5)
-                self._read()
-                continue
-            message = _decode(line)
-            if isinstance(message, Tick):
-                self.ticks.append(message)
-                continue
-            while len(self._buffer) < message.size:
-                self._read()
-            return unpacked(self._buffer[:message.size])
+        while (final := self._read()) is None:
+            if time.monotonic() > end:
+                raise AutotuneError(f"the load client did not stop within {STOP_S:g} s")
+        while len(self._buffer) < final.size:
+            self._receive()
+        return unpacked(self._buffer[:final.size])
 
-    def _take(self) -> None:
-        self._read()
-        while (line := self._line()) is not None:
+    def _read(self) -> Final | None:
+        """Take the next counters. Returns the line that announces the packed replies, which follow it."""
+        self._receive()
+        while b"\n" in self._buffer:
+            line, _, self._buffer = self._buffer.partition(b"\n")
             message = _decode(line)
-            assert isinstance(message, Tick)
+            if isinstance(message, Final):
+                return message
             self.ticks.append(message)
+        return None
 
-    def _line(self) -> bytes | None:
-        line, end, rest = self._buffer.partition(b"\n")
-        if not end:
-            return None
-        self._buffer = rest
-        return line
-
-    def _read(self) -> None:
+    def _receive(self) -> None:
         data = os.read(self._out, 1 << 20)
         if not data:
             self._fail()

@@ -219,20 +219,19 @@ class Connections:
         if not parser.reusable:
             self._drop(slot)
         self._ended.append((done, parser.status, stream, arrived))
-        failed = parser.status != 200 or stream.error is not None
-        if failed:
+        if failed := parser.status != 200 or stream.error is not None:
             self.account()
         self._free(slot, now, failed)
 
     def account(self) -> None:
         """Tally the complete answers."""
         for done, status, stream, ended in self._ended:
-            self.tally.ended(done, status, stream, ended)
+            self.tally.complete(done, status, stream, ended)
         self._ended.clear()
 
     def broken(self, slot: Slot, now: float, kind: str, detail: str) -> None:
         """The connection failed. A reused one that closed before any byte of the answer is retried on a new one."""
-        done, parser, stream = slot.reply, slot.parser, slot.stream
+        done, parser = slot.reply, slot.parser
         assert done is not None
         stale = slot.used and parser.status is None
         slot.plain = False
@@ -241,10 +240,10 @@ class Connections:
         if kind == "reset" and stale and done.attempts <= self.load.retries:
             done.attempts += 1
             self.tally.kinds["retry"] += 1
-            self._send(slot, now, self._stream(slot), done)
+            self._send(slot, now, done)
             return
         self._free(slot, now, failed=True)
-        self.tally.broke(done, parser.status, stream, now, kind, detail)
+        self.tally.ended(done, parser.status, now, kind, detail)
 
     # Sending
 
@@ -254,18 +253,11 @@ class Connections:
         if slot.number < MOST_WATCHED and self.pacing.enabled:
             slot.watched = slot.number < self.pacing.watch
         sent = time.monotonic()
-        stream = self._stream(slot)
-        self._send(slot, now, stream, Reply(new.index, new.wanted_tokens, due=sent if due is None else due, sent=sent,
-                                            watched=slot.watched, times=stream.times, counts=stream.counts))
-
-    def _stream(self, slot: Slot) -> TokenStream:
-        assert slot.request is not None
-        return TokenStream(slot.request.wire_format, slot.request.wanted_tokens)
+        self._send(slot, now, Reply(new.index, new.wanted_tokens, due=sent if due is None else due, sent=sent,
+                                    watched=slot.watched))
 
     def resume(self, now: float) -> None:
         """Start requests on connections whose pause after an error is over."""
-        if not self.pausing:
-            return
         due = [slot for at, slot in self.pausing if at <= now]
         self.pausing = [(at, slot) for at, slot in self.pausing if at > now]
         for slot in due:
@@ -282,9 +274,10 @@ class Connections:
         else:
             self.start(slot, now)
 
-    def _send(self, slot: Slot, now: float, stream: TokenStream, new: Reply) -> None:
+    def _send(self, slot: Slot, now: float, new: Reply) -> None:
         assert slot.request is not None
-        slot.reply, slot.stream = new, stream
+        slot.reply, slot.stream = new, TokenStream(slot.request.wire_format, slot.request.wanted_tokens)
+        new.times, new.counts = slot.stream.times, slot.stream.counts
         slot.out, slot.parts, slot.stamps = slot.request.data, [], []
         slot.size, slot.read_by = 0, now + LONGEST_S
         if slot.sock is None:

@@ -5,6 +5,7 @@ llhttp (httptools) parses; the kernel says when bytes arrived, so that reading l
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import struct
@@ -24,8 +25,8 @@ _TIMESPEC = struct.Struct("@ll")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
 CLOCK_STEP_S = 0.005  # the wall clock was set when it moved this much against the monotonic one: stamps are void
 
-Receive = Callable[[], tuple[bytes, float]]
 # Reads once: (bytes, CLOCK_MONOTONIC seconds at which the last of them arrived). Raises OSError.
+Receive = Callable[[], tuple[bytes, float]]
 
 
 def request(host: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
@@ -76,10 +77,9 @@ class AnswerParser:
         return self._body
 
     def eof(self) -> bool:
-        """The peer closed the connection: whether that ends the answer as it should."""
+        """Note that the peer closed the connection. True if that ends the answer as it should."""
         self.reusable = False
-        if self.status is not None and not self._sized:
-            self.done = True
+        self.done = self.done or (self.status is not None and not self._sized)
         return self.done
 
     def close(self) -> None:
@@ -145,12 +145,8 @@ def receiver(sock: socket.socket) -> Receive:
 
 
 def can_wait_for_bytes() -> bool:
-    """Whether the poller can report a connection only when so many bytes are there (Linux: SO_RCVLOWAT)."""
-    if not sys.platform.startswith("linux"):
-        return False
-    with socket.socket() as sock:
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 2)
-            return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 2
-        except OSError:
-            return False
+    """True if the poller can report a connection only when so many bytes are there (Linux: SO_RCVLOWAT)."""
+    with contextlib.suppress(OSError), socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 2)
+        return sys.platform.startswith("linux") and sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 2
+    return False

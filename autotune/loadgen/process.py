@@ -159,7 +159,6 @@ class Load:
         self._tick(time.monotonic())
         for slot in work.slots:
             if slot.reply is not None:
-                slot.reply.times, slot.reply.counts = slot.stream.times, slot.stream.counts
                 slot.reply.status = slot.parser.status
                 work.tally.replies.append(slot.reply)
         data = packed(work.tally.replies)
@@ -187,17 +186,13 @@ def run_queue_wait_s() -> float | None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tuner handles Ctrl-C and stops this process by the pipe
-    commands = sys.stdin.buffer.fileno()
-    data = b""
-    while not data.endswith(b"\n"):
-        piece = os.read(commands, 65536)
-        if not piece:
-            return
-        data += piece
-    order = LoadOrder.from_json(data)
-    raise_file_limit(order.load.concurrency + 64)
-    gc.disable()
-    Load(order, commands, sys.stdout.buffer).run()
+    commands = os.fdopen(sys.stdin.fileno(), "rb", buffering=0)  # the poller must see what follows the first line
+    line = commands.readline()
+    if line.endswith(b"\n"):
+        order = LoadOrder.from_json(line)
+        raise_file_limit(order.load.concurrency + 64)
+        gc.disable()
+        Load(order, commands.fileno(), sys.stdout.buffer).run()
 
 
 if __name__ == "__main__":

@@ -33,8 +33,7 @@ UNSEEN_S = 0.05  # age of an end that the kernel should have reported
 
 
 class Pacing:
-    """How long the streams of a load wait. Not `enabled`: no stream waits, since answers ended unreported, which
-    costs the load requests."""
+    """The waits of a load's streams. Not `enabled`: no stream waits, since the kernel left ends unreported."""
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled

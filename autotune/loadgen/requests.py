@@ -13,7 +13,7 @@ import pathlib
 import random
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -56,8 +56,7 @@ class RequestSource:
         self._target, self._load, self._host = order.target, order.load, host
         self._prompts = PromptSet(order.load.prompts, order.load.context_tokens, order.chars_per_token)
         self._headers = _auth(order.target)
-        self._index = 0
-        self._ready: deque[Request] = deque()
+        self._index, self._ready = 0, deque[Request]()
 
     def prepare(self, count: int) -> None:
         """Make `count` requests ahead."""
@@ -66,7 +65,7 @@ class RequestSource:
 
     @property
     def short(self) -> bool:
-        """Whether fewer than 64 requests are ready."""
+        """True if fewer than 64 requests are ready."""
         return len(self._ready) < AHEAD[0]
 
     def refill(self, seconds: float = BATCH_S) -> None:
@@ -129,19 +128,15 @@ def chars_per_token(target: Target, load: LoadSpec) -> float | None:
         return None
     assert load.context_tokens is not None
 
-    def tokens_of(text: str) -> int:
-        return complete(target, text, 1, load.first_token_timeout_s).prompt_tokens or 0
+    def tokens_of(*texts: str) -> int:
+        return sum(complete(target, text, 1, load.first_token_timeout_s).prompt_tokens or 0 for text in texts)
 
     tokens = tokens_of(prompts.sample(0, load.context_tokens))
     if not tokens:
         return None
-    ratio = _ratio(load.context_tokens, tokens)
-    chars = counted = 0
-    for index in range(1, CALIBRATIONS + 1):
-        text = prompts.sample(index, max(1, round(ratio * load.context_tokens)))
-        chars += len(text)
-        counted += tokens_of(text)
-    return _ratio(chars, counted) if counted else None
+    chars = max(1, round(_ratio(load.context_tokens, tokens) * load.context_tokens))
+    tokens = tokens_of(*(prompts.sample(index, chars) for index in range(1, CALIBRATIONS + 1)))
+    return _ratio(CALIBRATIONS * chars, tokens) if tokens else None
 
 
 def _ratio(chars: int, tokens: int) -> float:
@@ -173,20 +168,16 @@ class PromptSet:
         self.spec = spec
         self.context_tokens = context_tokens
         self.chars_per_token = chars_per_token or START_CHARS_PER_TOKEN
-        self._items: list[Prompt] = []
-        self._text = ""
         self._round: tuple[int, list[int]] = (-1, [])
-        if spec.kind == "jsonl":
-            assert spec.path is not None
-            self._items = read_prompts(spec.path)
-        if spec.kind == "builtin":
-            self._text = builtin_text()
-        elif spec.kind == "jsonl" and context_tokens is not None:
-            self._text = "\n\n".join(_flat(item) for item in self._items)
+        self._items = read_prompts(spec.path) if spec.path is not None else []
+        texts = [as_text(item) for item in self._items]
+        if None in texts and context_tokens is not None:
+            raise UsageError("prompts given as token ids have a fixed length: leave the context length unset")
+        self._text = builtin_text() if spec.kind == "builtin" else "\n\n".join(filter(None, texts))
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the length in tokens depends on a tokenizer that only the server knows."""
+        """True if the length in tokens depends on a tokenizer that only the server knows."""
         return self.spec.kind != "tokens" and self.context_tokens is not None
 
     def prompt(self, index: int) -> Prompt:
@@ -195,8 +186,7 @@ class PromptSet:
             assert self.context_tokens is not None
             shared = round(self.spec.shared_prefix * self.context_tokens)
             ids = range(self.spec.token_low, self.spec.token_high)
-            common = random.Random(f"{self.spec.seed}/shared")
-            own = random.Random(f"{self.spec.seed}/{index}")
+            common, own = (random.Random(f"{self.spec.seed}/{label}") for label in ("shared", index))
             return common.choices(ids, k=shared) + own.choices(ids, k=self.context_tokens - shared)
         if self._items and self.context_tokens is None:
             return self._items[self._order(index)]
@@ -224,13 +214,9 @@ class PromptSet:
         Any place, not only starts of lines, of which there are too few: the server would answer a repeated prompt
         from its prefix cache.
         """
-        if chars <= 0:
-            return ""
         start = int(share(label) * len(self._text))
-        piece = self._text[start:start + chars]
-        while len(piece) < chars:
-            piece += self._text[:chars - len(piece)]
-        return piece
+        rounds = 1 + (start + chars) // len(self._text)  # one, where the text is long enough: no copy of it
+        return (self._text * rounds)[start:start + chars]
 
 
 def share(label: str) -> float:
@@ -241,8 +227,8 @@ def share(label: str) -> float:
 def builtin_text() -> str:
     """Sources of pure-Python standard library modules. Raises UsageError where they are not on disk."""
     folder = pathlib.Path(os.__file__).parent
-    texts = [(folder / f"{name}.py").read_text("utf-8") for name in BUILTIN_FILES
-             if (folder / f"{name}.py").is_file()]
+    files = [folder / f"{name}.py" for name in BUILTIN_FILES]
+    texts = [file.read_text("utf-8") for file in files if file.is_file()]
     if not texts:
         raise UsageError(f"no standard library sources in {folder}: give workload.prompts=FILE.jsonl")
     return "\n".join(texts)
@@ -260,18 +246,15 @@ def read_prompts(path: pathlib.Path) -> list[Prompt]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"prompts: cannot read {path}: {error}") from error
     prompts: list[Prompt] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in ((number, line) for number, line in enumerate(lines, 1) if line.strip()):
         try:
             row = json.loads(line)
         except ValueError as error:
             raise UsageError(f"{path}:{number}: not JSON: {error}") from error
         except RecursionError as error:
             raise UsageError(f"{path}:{number}: JSON that is nested too deeply") from error
-        found: Any = None
-        if isinstance(row, dict):
-            found = next((row[k] for k in ("prompt", "text", "messages") if row.get(k)), None)
+        keys = ("prompt", "text", "messages") if isinstance(row, dict) else ()
+        found = next((row[k] for k in keys if row.get(k)), None)
         if not _is_prompt(found):
             raise UsageError(f"{path}:{number}: needs prompt (text or token ids), text, or messages")
         if not _whole(found):
@@ -283,28 +266,18 @@ def read_prompts(path: pathlib.Path) -> list[Prompt]:
 
 
 def _whole(value: Any, depth: int = MAX_DEPTH) -> bool:
-    """Whether JSON can be sent: valid Unicode, integers of 64 bits, nested no deeper than servers read."""
+    """True for JSON that can be sent: valid Unicode, integers of 64 bits, nested no deeper than servers read."""
     if isinstance(value, str):
-        return not any("\ud800" <= c <= "\udfff" for c in value) if not value.isascii() else True
+        return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
     if isinstance(value, list | dict):
         items = [*value, *value.values()] if isinstance(value, dict) else value
         return depth > 0 and all(_whole(item, depth - 1) for item in items)
     return not isinstance(value, int) or abs(value) < 2**63
 
 
-def _is_prompt(value: Any) -> bool:
-    if isinstance(value, str):
-        return bool(value)
-    if not isinstance(value, list) or not value:
-        return False
-    if all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < LARGEST_ID for v in value):
-        return True
-    return all(isinstance(v, dict) and "role" in v and "content" in v for v in value)
-
-
-def _flat(prompt: Prompt) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    if is_messages(prompt):
-        return as_text(prompt)
-    raise UsageError("prompts given as token ids have a fixed length: leave the context length unset")
+def _is_prompt(value: Any) -> TypeGuard[Prompt]:
+    """True for a text, a list of token ids or a list of messages, none of which is empty."""
+    if not isinstance(value, list):
+        return isinstance(value, str)
+    return (all(type(v) is int and 0 <= v < LARGEST_ID for v in value)
+            or all(isinstance(v, dict) and "role" in v and "content" in v for v in value))

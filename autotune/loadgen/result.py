@@ -7,7 +7,7 @@ import json
 import pathlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -58,7 +58,7 @@ class Reply:
 
     @property
     def counted(self) -> bool:
-        """Whether the server said after every event how many tokens there were."""
+        """True if the server gave a running token count with every event."""
         return bool(self.counts) and self.counts[0] > 0 and (len(self.counts) == 1 or self.counts[1] > 0)
 
     @property
@@ -115,7 +115,7 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
 
 
 class Final(msgspec.Struct, frozen=True, tag=True):
-    """Announces the packed replies of a load, of so many bytes."""
+    """The last line of a load: its packed replies follow, `size` bytes."""
 
     size: int
 
@@ -142,34 +142,9 @@ class Tally:
         self._finished = self._counted_tokens = self._loose_events = 0
         self._known_events = self._known_tokens = 0  # of streams without running counts that gave a final one
 
-    def ended(self, done: Reply, status: int | None, stream: TokenStream, now: float) -> None:
+    def complete(self, done: Reply, status: int | None, stream: TokenStream, now: float) -> None:
         """Count a request whose answer is complete: a success, or the failure that the answer reports."""
-        done.ended, done.status = now, status
-        if status != 200:
-            self._account(done, f"http_{status}", done.detail)
-            return
-        done.times, done.counts = stream.times, stream.counts
-        try:
-            final = stream.close()
-        except BadAnswer as error:
-            self._account(done, "malformed", str(error))
-            return
-        done.completion_tokens, done.prompt_tokens = final.completion_tokens, final.prompt_tokens
-        done.verify_steps = final.verify_steps
-        if stream.error is not None:
-            self._account(done, stream.kind or "stream_error", stream.error)
-        elif not stream.finished and done.completion_tokens is None:
-            self._account(done, "partial", "the stream ended without [DONE], usage or a finish reason")
-        elif not done.tokens:
-            self._account(done, "empty", "no output token")
-        else:
-            self._account(done, OK, "")
-
-    def broke(self, done: Reply, status: int | None, stream: TokenStream, now: float, kind: str, detail: str) -> None:
-        """Count a request without a whole answer. Its tokens so far count; its final count is unknown."""
-        done.ended, done.status = now, status
-        done.times, done.counts = stream.times, stream.counts
-        self._account(done, kind, detail)
+        self.ended(done, status, now, *_outcome(done, status, stream))
 
     def tick(self, now: float, streams: Iterable[TokenStream], unread: float, cpu_s: float,
              wait_s: float | None) -> Tick:
@@ -186,8 +161,9 @@ class Tally:
         return Tick(now, counted + unread, events, ratio, flying, self._finished, dict(self.kinds), self.details,
                     cpu_s, wait_s)
 
-    def _account(self, done: Reply, kind: str, detail: str) -> None:
-        done.kind, done.detail = kind, detail[:DETAIL_CHARS]
+    def ended(self, done: Reply, status: int | None, now: float, kind: str, detail: str) -> None:
+        """Count a request that ended `now`. Without a whole answer its tokens so far count."""
+        done.ended, done.status, done.kind, done.detail = now, status, kind, detail[:DETAIL_CHARS]
         self.replies.append(done)
         if kind == OK:
             self._finished += 1
@@ -205,23 +181,35 @@ class Tally:
             self._known_tokens += done.completion_tokens
 
 
+def _outcome(done: Reply, status: int | None, stream: TokenStream) -> tuple[str, str]:
+    """(kind, detail) of a complete answer, whose final counts are set."""
+    if status != 200:
+        return f"http_{status}", done.detail
+    try:
+        done.completion_tokens, done.prompt_tokens, done.verify_steps = stream.close()
+    except BadAnswer as error:
+        return "malformed", str(error)
+    if stream.error is not None:
+        return stream.kind or "stream_error", stream.error
+    if not stream.finished and done.completion_tokens is None:
+        return "partial", "the stream ended without [DONE], usage or a finish reason"
+    return (OK, "") if done.tokens else ("empty", "no output token")
+
+
 def write_replies(path: pathlib.Path, replies: Iterable[Reply], zero: float,
                   hide: Callable[[str], str] = str) -> None:
     """Write one JSON line per request, in the order of sending, with times in seconds after `zero`.
 
-    `hide` takes secrets out of what the server said.
+    `hide` takes secrets out of the server's messages.
     """
-    def after(t: float | None) -> float | None:
-        return None if t is None else round(t - zero, 6)
+    def line(reply: Reply) -> str:
+        first, last = (reply.times[0], reply.times[-1]) if reply.times else (None, None)
+        moments = {"due_s": reply.due, "sent_s": reply.sent, "first_s": first, "last_s": last, "ended_s": reply.ended}
+        row = {"index": reply.index, "kind": reply.kind, "status": reply.status,
+               **{name: None if t is None else round(t - zero, 6) for name, t in moments.items()},
+               "wanted_tokens": reply.wanted_tokens, "tokens": reply.tokens, "events": len(reply.times),
+               "prompt_tokens": reply.prompt_tokens, "verify_steps": reply.verify_steps,
+               "attempts": reply.attempts, "detail": hide(reply.detail)}
+        return json.dumps({k: v for k, v in row.items() if v not in (None, "")}) + "\n"
 
-    def lines() -> Iterator[str]:
-        for reply in sorted(replies, key=lambda r: r.sent):
-            row = {"index": reply.index, "kind": reply.kind, "status": reply.status, "due_s": after(reply.due),
-                   "sent_s": after(reply.sent), "first_s": after(reply.times[0] if reply.times else None),
-                   "last_s": after(reply.times[-1] if reply.times else None), "ended_s": after(reply.ended),
-                   "wanted_tokens": reply.wanted_tokens, "tokens": reply.tokens, "events": len(reply.times),
-                   "prompt_tokens": reply.prompt_tokens, "verify_steps": reply.verify_steps,
-                   "attempts": reply.attempts, "detail": hide(reply.detail)}
-            yield json.dumps({k: v for k, v in row.items() if v not in (None, "")}) + "\n"
-
-    write_lines(path, lines())
+    write_lines(path, map(line, sorted(replies, key=lambda r: r.sent)))

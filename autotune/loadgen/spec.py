@@ -23,9 +23,8 @@ PROMPT_KINDS = ("builtin", "jsonl", "tokens")
 class MetricNames:
     """Names in a server's Prometheus text; None where it has no such metric.
 
-    Acceptance length from counters is `accept_bonus` + the growth of `accept_tokens` over the growth of
-    `accept_steps`: SGLang counts generated tokens per verify step (bonus 0), vLLM counts accepted draft
-    tokens per draft (bonus 1, for the token that the target itself adds).
+    Acceptance length from counters is `accept_bonus` + the growth of `accept_tokens` over the growth of `accept_steps`:
+    SGLang counts generated tokens per verify step (bonus 0), vLLM accepted draft tokens per draft (bonus 1).
     """
 
     running: str | None = None
@@ -38,10 +37,10 @@ class MetricNames:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A live server: `base_url` is http://HOST:PORT without a path.
+    """A live server at `base_url` (http://HOST:PORT); `api` is a key of `WIRE_FORMATS`.
 
-    `api` is a key of `WIRE_FORMATS`. `continuous_usage` asks an OpenAI-compatible server for token counts in every
-    event. `extra_body` is merged into every request; `metrics_path` is None when there are no metrics.
+    `continuous_usage` asks an OpenAI-compatible server for token counts in every event. `extra_body` is merged into
+    every request.
     """
 
     base_url: str
@@ -62,11 +61,9 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class PromptSpec:
-    """The source of prompts.
+    """The source of prompts: `builtin` (text of Python's standard library), `jsonl` (the file `path`) or `tokens`.
 
-    `kind` is `builtin` (text of Python's standard library), `jsonl` (`path`; lines with prompt, text or
-    messages) or `tokens` (random ids in [`token_low`, `token_high`), exact length). `shared_prefix` is the
-    share of each prompt (0..1) that all prompts have in common.
+    `tokens` are random ids in [`token_low`, `token_high`). `shared_prefix` is the share that all of them begin with.
     """
 
     kind: str
@@ -89,14 +86,11 @@ class PromptSpec:
 
 @dataclasses.dataclass(frozen=True)
 class LoadSpec:
-    """A load on a server.
+    """A load: a closed loop of `concurrency` requests in flight, each finished one replaced at once.
 
-    Closed loop: exactly `concurrency` requests in flight, each finished one replaced at once. With
-    `rate_per_s`: open loop, Poisson arrivals, at most `concurrency` connections. `context_tokens` is the
-    prompt length (None: as the prompts come). Output lengths spread evenly over
-    `output_tokens` * [1 - `output_spread`, 1 + `output_spread`]. A request is given up after
-    `first_token_timeout_s` without a token, `token_timeout_s` between tokens, `request_timeout_s` in all;
-    `retries` new attempts are made when a kept-alive connection was closed before any byte of the answer.
+    With `rate_per_s` an open loop: Poisson arrivals, at most `concurrency` connections. `context_tokens` None keeps
+    each prompt's length. Output lengths are uniform in `output_tokens` * [1 - `output_spread`, 1 + `output_spread`].
+    A request on a kept-alive connection that closes before any byte of the answer is sent again, `retries` times.
     """
 
     concurrency: int
@@ -128,10 +122,7 @@ class LoadSpec:
 
 @dataclasses.dataclass(frozen=True)
 class LoadOrder:
-    """A load for the client's process. `chars_per_token` comes from calibration.
-
-    `watch_all`: read every stream as it arrives, also where a few would do (see `read_batching`).
-    """
+    """A load for the client's process. `watch_all`: read every stream as it arrives (see `read_batching`)."""
 
     target: Target
     load: LoadSpec
@@ -152,12 +143,12 @@ class LoadOrder:
 class WindowSettings:
     """Rules for a steady load and for the end of its window.
 
-    Warm-up lasts `warmup_min_s`..`warmup_max_s` and ends when tokens/s and power of the last two stretches
-    of `settle_s` / 2 differ by less than `drift` (a share) or no more than their noise, and at least
-    `concurrency` requests were answered. The window lasts `min_s`..`max_s` and ends when the half-width of the 95 %
-    interval of tokens/J (tokens/s without a meter) is at most `precision` (a share), estimated on blocks
-    of `block_s`. Fewer than `min_requests` answers, or a share of errors above `error_rate_limit`
-    (once `error_count_min` errors happened: a failure at once), do not count as a measurement.
+    Warm-up lasts `warmup_min_s`..`warmup_max_s` and ends when tokens/s and power of the last two stretches of
+    `settle_s` / 2 differ by less than `drift` (a share) or their noise, and at least `concurrency` requests were
+    answered. The window lasts `min_s`..`max_s` and ends when the half-width of the 95 % interval of tokens/J (tokens/s
+    without a meter) is at most `precision` (a share), estimated on blocks of `block_s`. Fewer than `min_requests`
+    answers, or a share of errors above `error_rate_limit`, are no valid measurement; with `error_count_min` errors the
+    load fails at once.
     """
 
     warmup_min_s: float
@@ -183,9 +174,9 @@ class WindowSettings:
 class LoadFailure:
     """A load on a started server that gave no measurement; with the server's log it becomes a Crash.
 
-    `kind` is `server_died`, `no_answer` (to the very first request), `error_rate`, `hung` (every error was
-    a timeout) or `gpu_lost`. `detail` is one line for a person; `excerpt` is the server's answer to a failed
-    request. `host_fault`: no configuration can be measured until a person has acted.
+    `kind` is `server_died`, `no_answer` (to the very first request), `error_rate`, `hung` (every error was a timeout)
+    or `gpu_lost`. `detail` is one line for a person; `excerpt` is the server's answer to a failed request.
+    `host_fault`: no configuration can be measured until a person has acted.
     """
 
     kind: str

@@ -10,7 +10,7 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -28,8 +28,6 @@ OVERSHOOT = 64  # tokens of a last verify step that servers may count beyond the
 _KEY = b'"completion_tokens"'
 _COUNT = re.compile(rb'"completion_tokens":\s*(\d{1,12})(?!\d)').match
 _COUNTS_FIRST_TOKEN = re.compile(rb'HTTP/1\.1 200 .*"completion_tokens":\s*[1-9]', re.DOTALL).match
-
-# Requests
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -60,25 +58,23 @@ def _generate_body(asked: Generation) -> dict[str, Any]:
     sampling: dict[str, Any] = {"max_new_tokens": asked.output_tokens, "temperature": asked.temperature}
     if asked.ignore_eos:
         sampling["ignore_eos"] = True
-    body: dict[str, Any] = {"sampling_params": sampling, "stream": asked.stream}
-    if isinstance(asked.prompt, str):
-        return {**body, "text": asked.prompt}
-    if is_messages(asked.prompt):
-        return {**body, "text": as_text(asked.prompt)}
-    return {**body, "input_ids": asked.prompt}
+    text = as_text(asked.prompt)
+    prompt = {"input_ids": asked.prompt} if text is None else {"text": text}
+    return {"sampling_params": sampling, "stream": asked.stream, **prompt}
 
 
 def is_messages(prompt: Prompt) -> bool:
-    """Whether a prompt is a list of chat messages."""
+    """True for a list of chat messages."""
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
 
 
-def as_text(messages: Sequence[Any]) -> str:
-    """Chat messages as plain text, for servers and uses without a chat template."""
-    return "\n".join(f"{m['role']}: {m['content']}" for m in messages)
+def as_text(prompt: Prompt) -> str | None:
+    """A prompt as plain text, chat messages without a chat template; None for token ids."""
+    if isinstance(prompt, str):
+        return prompt
+    messages: list[Any] = prompt
+    return "\n".join(f"{m['role']}: {m['content']}" for m in messages) if is_messages(prompt) else None
 
-
-# Streamed events
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNT)]
 _ABSENT = msgspec.Raw(b"")
@@ -95,7 +91,7 @@ class Usage(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """One streamed event. Fields that are only looked at when present stay undecoded (msgspec.Raw)."""
+    """One streamed event. Fields of which only the presence counts stay undecoded (msgspec.Raw)."""
 
     usage: Usage | None = None
     meta_info: Usage | None = None
@@ -104,29 +100,13 @@ class Event(msgspec.Struct):
 
     @property
     def brings_output(self) -> bool:
-        """Whether the event stands for output, also when its text is withheld."""
+        """True if the event stands for output, also when its text is withheld."""
         raise NotImplementedError
 
     @property
     def only_usage(self) -> bool:
-        """Whether the event brings no output, only the final counts."""
+        """True if the event brings no output, only the final counts."""
         return False
-
-
-class _Choice(msgspec.Struct):
-    pass
-
-
-class CompletionEvent(Event):
-    choices: list[_Choice] | None = None
-
-    @property
-    def brings_output(self) -> bool:
-        return bool(self.choices)
-
-    @property
-    def only_usage(self) -> bool:
-        return self.choices == []
 
 
 class _Delta(msgspec.Struct):
@@ -135,12 +115,12 @@ class _Delta(msgspec.Struct):
     tool_calls: msgspec.Raw = _ABSENT
 
 
-class _ChatChoice(msgspec.Struct):
-    delta: _Delta | None = None
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None  # of chats only
 
 
-class ChatEvent(Event):
-    choices: list[_ChatChoice] | None = None
+class OpenAIEvent(Event):
+    choices: list[_Choice] | None = None
 
     @property
     def brings_output(self) -> bool:
@@ -163,11 +143,7 @@ class GenerateEvent(Event):
 
 
 def _any_of(*values: msgspec.Raw) -> bool:
-    """Whether any value is present and not empty."""
     return any(bytes(value) not in _EMPTY for value in values)
-
-
-# The table
 
 
 class WireFormat(msgspec.Struct, frozen=True):
@@ -178,22 +154,16 @@ class WireFormat(msgspec.Struct, frozen=True):
     decode: Callable[[bytes], Event]
 
 
-COMPLETIONS = WireFormat("/v1/completions", lambda asked: _openai_body(asked, "prompt"),
-                         msgspec.json.Decoder(CompletionEvent).decode)
-CHAT = WireFormat("/v1/chat/completions", lambda asked: _openai_body(asked, "messages"),
-                  msgspec.json.Decoder(ChatEvent).decode)
+_openai_event = msgspec.json.Decoder(OpenAIEvent).decode
+COMPLETIONS = WireFormat("/v1/completions", lambda asked: _openai_body(asked, "prompt"), _openai_event)
+CHAT = WireFormat("/v1/chat/completions", lambda asked: _openai_body(asked, "messages"), _openai_event)
 GENERATE = WireFormat("/generate", _generate_body, msgspec.json.Decoder(GenerateEvent).decode)
-WIRE_FORMATS = {  # API: (format of prompts as text or token ids, format of chat messages)
-    "openai": (COMPLETIONS, CHAT),
-    "sglang": (GENERATE, GENERATE),
-}
+# API: (format of prompts as text or token ids, format of chat messages)
+WIRE_FORMATS = {"openai": (COMPLETIONS, CHAT), "sglang": (GENERATE, GENERATE)}
 
 
-# Streams
-
-
-class FinalCounts(msgspec.Struct, frozen=True):
-    """What a server says at the end of an answer; None where it says nothing."""
+class FinalCounts(NamedTuple):
+    """Counts at the end of an answer; None where the server gives none."""
 
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
@@ -204,31 +174,28 @@ class TokenStream:
     """The server-sent events of one answer: arrival times and token counts.
 
     `times` are the arrivals of tokens, in seconds of the caller's clock; `counts` the tokens generated up to each
-    arrival, 0 where the server does not say (then every event is an arrival). `error` is the server's own message
+    arrival, 0 where the server gives no count (then every event is an arrival). `error` is the server's own message
     of a failure inside the stream, `kind` its name (`stream_error`, `aborted`). `finished`: [DONE] or a finish reason
-    was seen.
+    was seen. `most` tokens were asked for: more are not counted, and many more are a bad answer.
     """
 
-    __slots__ = ("_count", "_decode", "_final", "_last", "_rest", "counts", "error", "finished", "kind",
-                 "most", "times")
+    __slots__ = ("_count", "_decode", "_final", "_last", "_rest", "counts", "error", "finished", "kind", "most",
+                 "times")
 
     def __init__(self, wire_format: WireFormat = COMPLETIONS, most: int = MOST_COUNT) -> None:
-        """`most`: tokens that were asked for. More are not counted, and many more are a bad answer."""
         self.most = most
-        self.times = array("d")
-        self.counts = array("q")
+        self.times, self.counts = array("d"), array("q")
         self.error: str | None = None
         self.kind: str | None = None
         self.finished = False
         self._decode = wire_format.decode
-        self._count = 0
-        self._rest = b""
+        self._count, self._rest = 0, b""
         self._final: Event | None = None  # the last event with a token count ...
         self._last = b""  # ... or its JSON
 
     @property
     def counting(self) -> bool:
-        """Whether the server's events carry running token counts."""
+        """True if the server's events carry running token counts."""
         return self._count > 0
 
     def take(self, pieces: Sequence[bytes], now: float) -> None:
@@ -268,10 +235,6 @@ class TokenStream:
             raise BadAnswer(f"an event of more than {EVENT_LIMIT >> 20} MiB")
         return [event + b"\n\n" for event in events]
 
-    def _add(self, count: int, now: float) -> None:
-        self.times.append(now)
-        self.counts.append(count)
-
     def _event(self, event: bytes, now: float) -> None:
         data = event[5:-2] if event.startswith(b"data:") and b"\n" not in event[:-2] else b"\n".join(
             line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
@@ -286,11 +249,13 @@ class TokenStream:
         tokens = self._tokens(value)
         if tokens:
             self._final, self._last = value, b""
-            if tokens > self._count and (self._count or not value.only_usage):
-                self._count = tokens
-                self._add(tokens, now)
-        elif value.brings_output:
-            self._add(0, now)
+            if tokens <= self._count or (value.only_usage and not self._count):
+                return
+            self._count = tokens
+        elif not value.brings_output:
+            return
+        self.times.append(now)
+        self.counts.append(tokens or 0)
 
     def _decoded(self, data: bytes) -> Event:
         try:
@@ -319,14 +284,13 @@ class TokenStream:
         usage, meta = value.usage or value.meta_info or Usage(), value.meta_info or Usage()
         if meta.finish_reason and _any_of(meta.finish_reason):
             self.finished = True
-            if bytes(meta.finish_reason).startswith(b"{"):
-                reason = http.parsed(bytes(meta.finish_reason))
-                if reason.get("type") == "abort":
-                    self.kind, self.error = "aborted", http.text(reason, "message") or "aborted by the server"
+            reason = http.parsed(bytes(meta.finish_reason)) if bytes(meta.finish_reason).startswith(b"{") else {}
+            if reason.get("type") == "abort":
+                self.kind, self.error = "aborted", http.text(reason, "message") or "aborted by the server"
         steps = usage.spec_verify_ct if meta.spec_verify_ct is None else meta.spec_verify_ct
         return FinalCounts(self._tokens(value), usage.prompt_tokens, steps)
 
 
 def begins_counting(data: bytes) -> bool:
-    """Whether this is the beginning of a good answer, in whole chunks of whole events, with a count of its tokens."""
+    """True for the beginning of a good answer, in whole chunks of whole events, with a count of its tokens."""
     return data.endswith(CHUNK_OF_EVENTS) and _COUNTS_FIRST_TOKEN(data) is not None

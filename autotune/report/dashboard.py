@@ -30,7 +30,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.measure.objective import UNITS
 from autotune.records import AutotuneError, Measurement
-from autotune.report import verdict
+from autotune.report import tables, verdict
 from autotune.report.charts import GREEN, GREY, RED, layout, load_curves, plain, progress, tradeoff
 from autotune.report.crashes import fates
 from autotune.report.measured import FIGURES, choice_text, config_text, limited, standing
@@ -177,9 +177,7 @@ def _levers(story: Story) -> dict[str, Any] | None:
 
 def study_note(story: Story) -> str:
     """The note of the whole study in Markdown."""
-    label = verdict.label(story, story.winner) if story.winner else ""
-    return markdown("study_note.jinja", story=story,
-                    figures=table(("Figure", ">Baseline", f">{label}", ">Change", "Limit"), verdict.figure_rows(story)),
+    return markdown("study_note.jinja", story=story, figures=tables.figures(story)._replace(caption=""),
                     command=f"python -m autotune report +space={shlex.quote(story.space.name)}")
 
 

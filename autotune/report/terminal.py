@@ -45,8 +45,7 @@ def print_summary(story: Story, file: IO[str] | None = None) -> None:
         for label, fact in (facts | {"Energy": verdict.energy_words(winner)}).items():
             console.print(Text.assemble((label.ljust(14), "dim"), _text(fact)))
         console.print()
-        columns = ("Figure", ">Baseline", f">{verdict.label(story, winner)}", ">Change", "Limit")
-        _print(console, tables.table(columns, verdict.figure_rows(story)), "")
+        _print(console, tables.figures(story), "")
     if story.levers:
         columns = ("Choice", "Instead of", "Change", "95 % interval", "Pairs")
         _print(console, tables.levers(story.levers, "").only(*columns),

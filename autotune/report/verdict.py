@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from autotune.report.measured import FIGURES, Tested, config_text, figure_title, limited
+from autotune.report.measured import Tested, config_text, figure_title
 from autotune.report.story import Conclusion, Limit, Story
 from autotune.utils.text import count, duration, number, one_line, percent, with_unit
 
@@ -89,30 +89,6 @@ def support(story: Story) -> str:
 
 def _capital(words: object) -> str:
     return one_line(words)[:1].upper() + one_line(words)[1:]
-
-
-def label(story: Story, entry: Tested) -> str:
-    """Title of an entry's column of figures."""
-    if story.is_baseline(entry):
-        return "Baseline"
-    return "Winner" if story.conclusion is Conclusion.IMPROVED else "Best"
-
-
-def figure_rows(story: Story) -> list[tuple[str, str, str, str, str]]:
-    """(figure, baseline, winner, change, limit): every known figure of the baseline and the winner, as text."""
-    base, winner = story.baseline, story.winner
-    limits = {limited(limit.name): limit for limit in story.limits}
-    rows = []
-    for name in [*FIGURES, *(n for n in limits if n not in FIGURES)]:
-        title, unit = figure_title(name)
-        a = base.figures.get(name) if base else None
-        b = winner.figures.get(name) if winner else None
-        if a is None and b is None and name not in limits:
-            continue
-        change = percent(b / a - 1, signed=True) if a and b is not None and winner is not base else ""
-        bound = limit_words(limits[name]) if name in limits else ""
-        rows.append((title, with_unit(a, unit), with_unit(b, unit), change, bound))
-    return rows
 
 
 def tiles(story: Story, winner: Tested) -> list[Tile]:

@@ -14,7 +14,7 @@ from autotune.config.settings import ConfirmationSettings
 from autotune.measure.finalists import Confirmation, ConfirmSettings, Decision
 from autotune.records import Config, UsageError, config_key
 from autotune.space.space import Space
-from autotune.storage.schema import corrupt
+from autotune.storage.schema import CorruptStudy
 from autotune.storage.trial import TrialRecord
 from autotune.tuning.loop import Tuner
 
@@ -90,7 +90,7 @@ def planned(space: Space, key: str, config: Config) -> Config:
     try:
         return space.check(config)
     except UsageError as error:
-        raise corrupt(f"confirmation_plan.{key}: {error}") from error
+        raise CorruptStudy(f"confirmation_plan.{key}: {error}") from error
 
 
 def _disturbed(record: TrialRecord) -> bool:

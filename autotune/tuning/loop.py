@@ -71,8 +71,8 @@ class Tuner:
         """One launch, measured under every load part that the strategy asks for."""
         try:
             with self._server(plan) as server:
-                while plan.trial is not None and self._measure(plan, server).state != "FAIL":
-                    plan.trial = self._next_trial(plan) if server.alive else None
+                while plan.trial is not None:
+                    self._measure(plan, server)
         except HostLost as lost:
             self.listener.note(f"launch {plan.number}: {lost}: its trial is marked FAIL and will be asked again")
         finally:
@@ -141,12 +141,11 @@ class Tuner:
 
     def _next_trial(self, plan: Plan) -> Any:
         """Ask a trial for the next load part on a running server; None when there is none."""
-        with self._mutex:
-            load = None if self._enough() else self._next_load(plan.step.server)
-            if load is None:
-                return None
-            plan.load = load
-            return self.study.ask({**plan.step.server, **load}, plan.number, reason=plan.step.reason)
+        load = None if self._enough() else self._next_load(plan.step.server)
+        if load is None:
+            return None
+        plan.load = load
+        return self.study.ask({**plan.step.server, **load}, plan.number, reason=plan.step.reason)
 
     @contextlib.contextmanager
     def _server(self, plan: Plan) -> Iterator[RunningServer]:
@@ -168,27 +167,29 @@ class Tuner:
             raise
 
     def _measure(self, plan: Plan, server: RunningServer) -> TrialRecord:
-        """Measure the plan's trial, or copy the outcome of an equivalent one, and record it."""
+        """Measure the plan's trial, or copy the outcome of an equivalent one, and record it. Then the plan's trial is
+        the next one on this server: asked under the same lock, or another worker would take the launch as ended."""
         trial = plan.trial
         assert trial is not None
+        same = None
+        if plan.search and server.crash is None:
+            with self._mutex:
+                same = self.sync.equivalent(plan.step.server, plan.load, server.resolved_key)
+        outcome = server.crash or (same and same.outcome) or server.measure(plan.load, trial.number)
+        score = same.score if same else self.evaluate(outcome) if isinstance(outcome, Measurement) else None
+        facts = LaunchFacts(tuple(server.argv), server.env, server.resolved, server.resolved_key,
+                            server.neighbours, server.crash is None if isinstance(outcome, Crash) else None)
         with self._mutex:
-            equivalent = self.sync.equivalent(plan.step.server, plan.load, server.resolved_key) if plan.search else None
-        outcome = server.crash or equivalent or server.measure(plan.load, trial.number)
-        with self._mutex:
-            facts = LaunchFacts(tuple(server.argv), server.env, server.resolved, server.resolved_key,
-                                server.neighbours, server.crash is None if isinstance(outcome, Crash) else None)
             spent = {"cost_s": time.monotonic() - plan.began, "launch_s": server.launch_s if plan.first else 0.0}
             self.annotator.attach(trial, server.folder)
-            if isinstance(outcome, TrialRecord):
-                stored = self.study.copy(trial, outcome, facts, **spent)
-            else:
-                score = self.evaluate(outcome) if isinstance(outcome, Measurement) else None
-                stored = self.study.tell(trial, outcome, score, facts, **spent)
-            plan.trial, plan.first, plan.began = None, False, time.monotonic()
+            with self.study.locked():
+                stored = self.study.tell(trial, outcome, score, facts, same_as=same.number if same else None, **spent)
+                plan.trial, plan.first, plan.began = None, False, time.monotonic()
+                if plan.search:
+                    self.sync.trials()
+                    self.sync.pivots(self.listener)
+                    plan.trial = self._next_trial(plan) if stored and server.alive else None
             record = self.study.record(trial.number)
-            if plan.search:
-                self.sync.trials()
-                self.sync.pivots(self.listener)
             if stored:
                 self.annotator.annotate(self.study, record)
                 self.listener.outcome(record)

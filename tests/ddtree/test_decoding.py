@@ -12,8 +12,17 @@ import torch
 from autotune.ddtree.arguments import PACKAGED_MODEL, Shape
 from autotune.ddtree.engine import Engine, Request
 from autotune.ddtree.executor import Plan
-from autotune.ddtree.model import Draft, Target, load_weights, parameter_shapes, rotations, save_weights, shard
-from autotune.ddtree.passes import run_draft, run_target
+from autotune.ddtree.model import (
+    Draft,
+    Target,
+    load_weights,
+    parameter_shapes,
+    rotations,
+    run_draft,
+    run_target,
+    save_weights,
+    shard,
+)
 from tests.ddtree.engines import Model, complete, make_engine, packaged_model, tiny_model
 
 TREES = [(1, 1, 1), (5, 1, 5), (8, 4, 3), (16, 2, 5), (40, 8, 5)]

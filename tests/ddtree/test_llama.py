@@ -14,8 +14,8 @@ from torch import Tensor
 
 from autotune.ddtree import llama
 from autotune.ddtree.arguments import PACKAGED_MODEL, Shape
-from autotune.ddtree.model import Target, load_weights, rotations
-from autotune.ddtree.passes import continue_text, run_target
+from autotune.ddtree.executor import continue_text
+from autotune.ddtree.model import Target, load_weights, rotations, run_target
 
 
 def forward(folder: pathlib.Path, tokens: Tensor) -> Tensor:

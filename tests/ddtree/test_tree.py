@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.ddtree.tree import Tree, best_first, capacity, sight, walk
+from autotune.ddtree.engine import Tree, best_first, capacity, sight, walk
 
 Guess = tuple[list[list[int]], list[list[float]]]
 

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
-from autotune.loadgen.requests import PromptSet, builtin_text, read_prompts
-from autotune.loadgen.spec import PromptSpec
+from autotune.loadgen.requests import PromptSet, builtin_text, chars_per_token, read_prompts
+from autotune.loadgen.result import Reply, write_replies
+from autotune.loadgen.spec import PromptSpec, Target
 from autotune.records import UsageError
-from tests.loadgen.harness import BUILTIN
+from autotune.utils.http import BadAnswer
+from autotune.utils.redact import Redactor
+from tests.loadgen.harness import BUILTIN, LOAD
+from tests.utils.test_http import said, serving
 
 
 def jsonl(tmp_path: pathlib.Path, *rows: object) -> PromptSpec:
@@ -106,3 +110,24 @@ def test_what_could_not_be_sent_is_one_line_that_names_where(row: str, tmp_path:
     with pytest.raises(UsageError, match="p.jsonl:2: ") as error:
         read_prompts(path)
     assert "\n" not in str(error.value) and str(error.value).encode()
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"[" * 200_000, b'{"usage": [1]}', b'{"usage": {"prompt_tokens": "4"}}',
+                                  b'{"usage": {"prompt_tokens": 1e999}}', b'{"error": {"message": "no"}}'])
+def test_a_count_of_a_prompt_in_a_wrong_form_is_no_answer(body: bytes) -> None:
+    with serving(said(body)) as url, pytest.raises(BadAnswer, match="POST /v1/completions: "):
+        chars_per_token(Target(url, "openai", "m", False), LOAD)
+
+
+@pytest.mark.parametrize("answers", [[1], [10**11], [2000, 1, 0, 0]])
+def test_a_count_that_no_prompt_has_is_no_answer_instead_of_prompts_of_gigabytes(answers: list[int]) -> None:
+    bodies = [said(b'{"usage": {"prompt_tokens": %d}}' % count) for count in answers]
+    load = dataclasses.replace(LOAD, context_tokens=8192)
+    with serving(*bodies) as url, pytest.raises(BadAnswer, match="bad answer: the server counts .* in .* characters"):
+        chars_per_token(Target(url, "openai", "m", False), load)
+
+
+def test_reasons_of_failed_requests_are_written_without_secrets(tmp_path: pathlib.Path) -> None:
+    failed = Reply(1, 8, 0.5, 0.25, ended=2.0, kind="http_500", detail="no access with canary-secret")
+    write_replies(tmp_path / "requests.jsonl", [failed], 0.0, Redactor(["canary-secret"]).text)
+    assert "no access with [redacted]" in (tmp_path / "requests.jsonl").read_text()

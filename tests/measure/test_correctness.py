@@ -7,15 +7,18 @@ import pathlib
 
 import pytest
 
+from autotune.loadgen.spec import Target
 from autotune.measure.correctness import AgreementSettings, Gate, Output, collect, compare, poisson_tail, repeats
 from autotune.records import UsageError
 from autotune.utils.http import BadAnswer
 from autotune.utils.redact import HIDDEN, Redactor
 from tests.fakes.stub import Stub
 from tests.loadgen.harness import BUILTIN, target_of
+from tests.utils.test_http import said, serving
 
 SETTINGS = AgreementSettings(prompts=24, output_tokens=64, context_tokens=40, floor=0.002, ratio=2.0, alpha=0.001,
                              timeout_s=20.0)
+SMALL = AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0)
 
 
 def outputs(folder: pathlib.Path, *arguments: str, api: str = "openai", runs: int = 1) -> list[list[Output]]:
@@ -122,3 +125,22 @@ def test_outputs_of_an_earlier_form_that_do_not_fit_are_refused(text: str, told:
 def test_outputs_that_cannot_be_read_are_none(text: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "agreement.json").write_text(text)
     assert Gate(tmp_path / "agreement.json", SETTINGS, BUILTIN).references() == []
+
+
+@pytest.mark.parametrize("body", [b"[1]", b'"x"', b"[" * 200_000, b'{"choices": ["x"]}', b'{"choices": {"a": 1}}',
+                                  b'{"choices": [{"text": "a"}], "usage": [1]}',
+                                  b'{"choices": [{"text": "a"}], "usage": {"completion_tokens": 1e999}}',
+                                  b'{"choices": [{"message": "x"}]}', b'{"error": {"message": "no"}}'])
+def test_malformed_greedy_outputs_are_a_problem_of_one_line(tmp_path: pathlib.Path, body: bytes) -> None:
+    gate = Gate(tmp_path / "agreement.json", SMALL, BUILTIN)
+    with serving(said(body)) as url:
+        verdict, problem = gate.check(Target(url, "openai", "m", False), False, str)
+    assert verdict is None and problem.startswith("POST /v1/completions: ") and len(problem) <= 300
+
+
+def test_an_output_without_end_is_kept_as_far_as_its_tokens_may_go(tmp_path: pathlib.Path) -> None:
+    gate = Gate(tmp_path / "agreement.json", SMALL, BUILTIN)
+    body = b'{"choices": [{"text": "%s"}], "usage": {"completion_tokens": 4}}' % (b"word " * 200_000)
+    with serving(said(body), said(body), said(body)) as url:
+        gate.check(Target(url, "openai", "m", False), True, str)
+    assert len(gate.references()[0][0].text) == 4 * 256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.loadgen.spec import MetricNames, Target
 from autotune.measure.metrics import MetricsReader, parse
+from tests.utils.test_http import said, serving
 
 TEXT = """# HELP sglang:num_queue_reqs waiting
 # TYPE sglang:num_queue_reqs gauge
@@ -43,3 +44,11 @@ def test_a_queue_counts_when_it_is_there_most_of_the_time_and_only_in_the_window
     assert queued.reasons(0, 2) == ("server_queueing",)
     assert queued.reasons(1, 3) == ("server_retracted",)
     assert queued.reasons(1, 1) == ()
+
+
+def test_metrics_that_nobody_asked_for_are_not_kept() -> None:
+    text = b"".join(b"name_%d 1\n" % number for number in range(50_000)) + b"waiting 3\nwaiting 4\n"
+    with serving(said(text)) as url:
+        reader = MetricsReader(Target(url, "openai", "m", False, "/metrics", MetricNames(queued="waiting")))
+        reader.mark()
+    assert reader.samples[0][1] == {"waiting": 7.0}

@@ -6,7 +6,7 @@ import functools
 import itertools
 import pathlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.config.compose import load
 from autotune.config.settings import Settings
@@ -23,6 +23,18 @@ VARIANTS = ("sglang_ddtree_pr29907", "sglang_ddtree_pr27509", "sglang_ddtree_ran
 @functools.cache
 def settings(space: str, *overrides: str) -> Settings:
     return load([f"+space={space}", *overrides])
+
+
+def flags(argv: Sequence[str]) -> dict[str, str | None]:
+    """Arguments as a mapping from flag to its value (None: a switch)."""
+    found: dict[str, str | None] = {}
+    rest = list(argv)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if name.startswith("--"):
+            follows = not equals and rest and not rest[0].startswith("--")
+            found[name] = rest.pop(0) if follows else value if equals else None
+    return found
 
 
 def python_with(folder: pathlib.Path, package: str, version: str, files: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from autotune.engine.command import build, needed
-from autotune.engine.flags import lacking
+from autotune.engine.host import lacking
 from autotune.engine.random_model import write_draft, write_model
 from autotune.engine.spec import matches
 from autotune.records import Value

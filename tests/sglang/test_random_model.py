@@ -6,7 +6,7 @@ import pathlib
 import pytest
 from tokenizers import Tokenizer
 
-from autotune.engine.random_model import SHAPES, main
+from autotune.engine.random_model import main, shapes
 
 
 @pytest.mark.parametrize("shape", ["dense-tiny", "moe-tiny", "mla-moe-tiny"])
@@ -14,7 +14,7 @@ def test_a_model_has_a_configuration_and_a_tokenizer_for_each_of_its_ids(tmp_pat
     assert main([str(tmp_path), "--shape", shape]) == 0
     config = json.loads((tmp_path / "config.json").read_text())
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert tokenizer.get_vocab_size() == config["vocab_size"] == SHAPES[shape]["vocab_size"]
+    assert tokenizer.get_vocab_size() == config["vocab_size"] == shapes()[shape]["vocab_size"]
     text = "def f(x):\n    return x + 1  # naïve ✓"
     ids = tokenizer.encode(text).ids
     assert tokenizer.decode(ids) == text and len(ids) < len(text.encode())

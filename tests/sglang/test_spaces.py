@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from autotune.engine.command import build, flags
-from tests.sglang.support import VERSIONS, pairwise, ruled, settings
+from autotune.engine.command import build
+from tests.sglang.support import VERSIONS, flags, pairwise, ruled, settings
 
 VLLM = "0.32.0"
 CASES = [*((name, version) for name in ("b300", "h200", "sglang_cpu") for version in VERSIONS),

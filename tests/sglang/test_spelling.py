@@ -9,7 +9,7 @@ import pytest
 from autotune.config.compose import load
 from autotune.config.settings import Settings
 from autotune.engine.command import needed
-from autotune.engine.flags import lacking
+from autotune.engine.host import lacking
 from autotune.executors import preflight
 from autotune.executors.local import LocalExecutor
 from autotune.records import HostCannotRun, UsageError

@@ -5,9 +5,9 @@ import pathlib
 import pytest
 
 from autotune.config.compose import data_folder
-from autotune.engine.command import build, flags
+from autotune.engine.command import build
 from autotune.records import Value
-from tests.sglang.support import VARIANTS, VERSIONS, ruled, settings, small
+from tests.sglang.support import VARIANTS, VERSIONS, flags, ruled, settings, small
 
 NO_TOPK = ("~space.params.tree_topk", "~space.belief.tree_topk", "~space.baseline.tree_topk")
 

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from autotune.engine.command import build, needed
-from autotune.engine.flags import lacking
+from autotune.engine.host import lacking
 from autotune.records import Value
 from tests.envs import ensure
 from tests.sglang.support import arguments, pairwise, ruled, settings, small

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from autotune.config.compose import data_folder
 from autotune.ddtree.arguments import PACKAGED_MODEL, Shape
+from autotune.ddtree.executor import continue_text
 from autotune.ddtree.model import Target, load_weights
-from autotune.ddtree.passes import continue_text
 from autotune.engine.command import build
 from autotune.engine.random_model import write_model
 from autotune.engine.server import Server, free_port

@@ -10,11 +10,10 @@ import pathlib
 import pytest
 
 from autotune.__main__ import main
-from autotune.engine.command import flags
 from autotune.engine.random_model import write_model
 from autotune.engine.spec import EngineSpec
 from autotune.records import UsageError
-from tests.sglang.support import settings, small
+from tests.sglang.support import flags, settings, small
 
 VERSION = "0.32.0"
 
