@@ -190,22 +190,6 @@ def test_a_storage_that_cannot_be_is_a_wrong_setting_and_a_missing_driver_is_the
     assert caught.value.exit_code == code and "hunter22" not in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("change", [
-    "update trial_user_attributes set value_json='{not json'", "update trial_params set distribution_json='{}'",
-    "update trial_values set value_type='INF_POS'",
-    "update trials set number='x' where trial_id=2", "update study_user_attributes set value_json='5'",
-    "update study_user_attributes set value_json='{'"])
-def test_a_damaged_database_is_one_clear_line_that_says_what_to_do(change: str, tmp_path: pathlib.Path) -> None:
-    study = open_study(tmp_path)
-    for launch in range(2):
-        study.tell(study.ask(SPACE.baseline, launch), measured(), Score(1.0), cost_s=1, launch_s=1)
-    with sqlite3.connect(tmp_path / "study.db") as db:
-        assert db.execute(change).rowcount > 0
-    with pytest.raises(AutotuneError, match="corrupt.*Restore a backup or use study.name=NAME") as error:
-        open_study(tmp_path).records()
-    assert error.value.exit_code == 1 and "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + b"\xff" * 8000])
 def test_a_file_that_is_no_database_says_what_to_do_too(content: bytes, tmp_path: pathlib.Path) -> None:
     (tmp_path / "study.db").write_bytes(content)
