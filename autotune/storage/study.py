@@ -99,10 +99,9 @@ class Study:
         A tuner on another host counts as alive while a running trial of it sends heartbeats.
         """
         with self.locked():
-            numbers = [trial.number for trial in trials_of(self.inner)]
-            gap = next((at for at, number in enumerate(numbers) if at != number), None)
-            if gap is not None:  # the storage would give the number of a removed trial to a new one
-                raise CorruptStudy(f"trial {gap} is missing")
+            for number, trial in enumerate(trials_of(self.inner)):
+                if trial.number != number:  # the storage would give the number of a removed trial to a new one
+                    raise CorruptStudy(f"trial {number} is missing")
             other = str(self.attrs().get("tuner") or self.owner)
             if other != self.owner and other.count("|") == 3:
                 silent = self._running.silent()
@@ -254,8 +253,7 @@ def _tables_lock(url: str, create: bool) -> contextlib.AbstractContextManager[No
 
 def _owner_of(trial: optuna.trial.FrozenTrial) -> str:
     """The owner of a trial; "" for a trial of another tool."""
-    owner = trial.user_attrs.get("owner")
-    return owner if isinstance(owner, str) else ""
+    return str(trial.user_attrs.get("owner") or "")
 
 
 def _same(then: Any, now: Any) -> bool:

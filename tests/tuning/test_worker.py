@@ -16,11 +16,13 @@ import pytest
 
 from autotune.config.identity import devices
 from autotune.engine.gpus import Gpu
+from autotune.engine.orphans import start_time
 from autotune.executors.topology import locked
 from autotune.records import AutotuneError, Blame, config_key
 from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
 from autotune.storage.trial import TrialRecord
+from autotune.tuning.worker import share_references
 from tests.storage.test_study import open_study
 from tests.tuning.test_loop import command, make_settings, tuner
 
@@ -125,8 +127,6 @@ def test_two_workers_of_a_study_never_measure_on_the_same_gpu(tmp_path: pathlib.
 
 
 def test_the_baselines_outputs_reach_every_host(tmp_path: pathlib.Path) -> None:
-    from autotune.tuning.worker import share_references
-
     study = open_study(tmp_path)
     here, there = tmp_path / "here.json", tmp_path / "there.json"
     share_references(study, there)
@@ -194,13 +194,7 @@ def test_the_strategy_knows_the_load_part_that_others_measure(tmp_path: pathlib.
 
 
 def open_other(made: Any) -> Study:
-    """A second worker's view of a tuner's study."""
+    """The study of a tuner as another worker opened it, which is this process's parent."""
     study = Study.open(sqlite_url(made.folder), "t", made.study.space, {"space_digest": made.study.space.digest})
-    study.owner = study.owner.rsplit("|", 2)[0] + f"|{os.getppid()}|{parent_start()}"
+    study.owner = study.owner.rsplit("|", 2)[0] + f"|{os.getppid()}|{start_time(os.getppid())}"
     return study
-
-
-def parent_start() -> str:
-    from autotune.engine.orphans import start_time
-
-    return str(start_time(os.getppid()))
