@@ -6,6 +6,8 @@ VENV ?= .venv
 SLOW ?= tests
 # Most fast tests wait for a process or a clock, so more workers than cores pay off.
 WORKERS ?= 4
+# Without compiled modules every worker and every process under test would compile them all again.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 

@@ -9,8 +9,8 @@ import json
 import logging
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from autotune.config.identity import command_line, identity, provenance, versions
 from autotune.config.settings import Settings
@@ -277,13 +277,10 @@ def open_study(settings: Settings, create: bool = True, host: preflight.Prefligh
     if not create and settings.study.storage is None and not (settings.folder / "study.db").exists():
         raise UsageError(f"there is no study in {settings.folder} yet: "
                          f"run {command_line(settings, 'tune')} first")
-    conditions: Mapping[str, Any]
-    if not create:  # a reader needs neither the engine nor the GPUs of a study
-        conditions = {"space_digest": settings.space.digest}
-    elif host is not None:
-        conditions = identity(settings, host.version, host.gpus)
-    else:
-        conditions = identity(settings, engine_version(settings.engine), visible_gpus())
+    conditions = {"space_digest": settings.space.digest}  # a reader needs neither the engine nor the GPUs of a study
+    if create:
+        conditions = identity(settings, *((host.version, host.gpus) if host is not None else
+                                          (engine_version(settings.engine), visible_gpus())))
     return Study.open(url, settings.study_name, settings.space, conditions, create=create,
                       lost_after_s=settings.study.lost_after_s, wait_s=settings.study.storage_wait_s)
 
@@ -308,8 +305,8 @@ def study_folder(settings: Settings, verbose: bool, alone: bool = True) -> Itera
         except OSError as error:
             raise AutotuneError(f"cannot write in {folder}: {error.strerror or error} (outputs=DIR chooses another "
                                 "place)") from error
-        for ended in end_orphans(folder):
-            print(f"autotune: ended {ended.processes} process(es) that launch {ended.launch} of a dead tuner "
+        for launch, processes in end_orphans(folder).items():
+            print(f"autotune: ended {processes} process(es) that launch {launch} of a dead tuner "
                   "left running", file=sys.stderr)
         try:
             here = settings.device != "cpu" and settings.executor.kind == "local"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import pathlib
 import sys
@@ -34,7 +35,7 @@ class Progress:
         self.console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
         self.baseline, self.unit, self.launches = baseline, unit, launches
         self.best: TrialRecord | None = None
-        self.signatures: dict[str, int] = {}
+        self.signatures: collections.Counter[str] = collections.Counter()
         self.began = time.monotonic()
         self.head = ""
         self._status: Status | None = None
@@ -97,14 +98,13 @@ class Progress:
 
     def _count(self, record: TrialRecord) -> None:
         if record.crash is not None:
-            signature = record.crash.signature
-            self.signatures[signature] = self.signatures.get(signature, 0) + 1
+            self.signatures[record.crash.signature] += 1
         elif record.feasible and record.value is not None and (
                 self.best is None or self.best.value is None or record.value > self.best.value):
             self.best = record
 
     def _standing(self) -> str:
-        crashes = sum(self.signatures.values())
+        crashes = self.signatures.total()
         text = f"{crashes} crash{'es' if crashes != 1 else ''}"
         if self.signatures:
             text += f" ({len(self.signatures)} signature{'s' if len(self.signatures) > 1 else ''})"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from autotune.engine.spec import PLACEHOLDER, Action, EngineSpec, matches, text
 from autotune.records import Config, UsageError, Value
@@ -38,18 +39,14 @@ def build(engine: EngineSpec, space: Space, server: Config, *, host: str = "127.
     nothing for the engine's version.
     """
     values = variables(engine, space, server, host=host, port=port, device=device)
-    argv = [fill(part, values, engine.name) for part in engine.command]
-    env = {key: fill(value, values, engine.name) for key, value in engine.env.items()}
+    parts = [(Action(engine.command, engine.env), values)]
+    parts += [(action, values) for action in engine.args if matches(action.versions, version)]
     gpus = 1
-    for action in engine.args:
-        if matches(action.versions, version):
-            argv += [fill(arg, values, engine.name) for arg in action.args]
-            env.update({k: fill(v, values, engine.name) for k, v in action.env.items()})
     for value, action in chosen(engine, space, server, values, version):
-        here = {**values, "value": text(value)}
-        argv += [fill(arg, here, engine.name) for arg in action.args]
-        env.update({k: fill(v, here, engine.name) for k, v in action.env.items()})
+        parts.append((action, {**values, "value": text(value)}))
         gpus *= gpus_of(action, value)
+    argv = [fill(arg, given, engine.name) for action, given in parts for arg in action.args]
+    env = {key: fill(value, given, engine.name) for action, given in parts for key, value in action.env.items()}
     return Command(tuple(argv), env, gpus)
 
 
@@ -120,24 +117,5 @@ def fill(template: str, values: Mapping[str, str], engine: str) -> str:
 
 def shown(command: Command) -> str:
     """One line for people: environment, then shell-quoted arguments."""
-    import shlex
-
     env = [f"{key}={shlex.quote(value)}" for key, value in sorted(command.env.items())]
     return " ".join([*env, shlex.join(command.argv)])
-
-
-def flags(argv: Sequence[str]) -> dict[str, str | None]:
-    """Arguments as a mapping from flag to its value (None: a switch), for config files and comparison."""
-    found: dict[str, str | None] = {}
-    rest = list(argv)
-    while rest:
-        item = rest.pop(0)
-        if item.startswith("--"):
-            name, equals, value = item.partition("=")
-            if equals:
-                found[name] = value
-            elif rest and not rest[0].startswith("--"):
-                found[name] = rest.pop(0)
-            else:
-                found[name] = None
-    return found

@@ -8,55 +8,51 @@ Only the standard library is used: the supervisor must start fast.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from autotune.utils.files import read_plain
 
 WAIT_S = 15.0
-DAMAGED = (OSError, ValueError, KeyError, TypeError, RecursionError)  # raised by a missing or malformed record
 
 
-@dataclasses.dataclass(frozen=True)
-class Ended:
-    """The processes ended for one launch folder."""
-
-    launch: str
-    processes: int
-
-
-def end_orphans(study_folder: pathlib.Path) -> list[Ended]:
-    """End whatever dead tuners of this study left running; returns the launches that had live processes."""
-    found = []
+def end_orphans(study_folder: pathlib.Path) -> dict[str, int]:
+    """End the servers of this study's dead tuners; returns the number of live processes of each launch that had any."""
+    found = {}
     for folder in sorted((study_folder / "launches").glob("*")):
-        if not (folder / "exit.json").exists() and not tuner_lives(folder) and (count := end_launch(folder)):
-            found.append(Ended(folder.name, count))
+        if (folder / "exit.json").exists():
+            continue
+        owner = record(folder / "owner.json")
+        tuner_lives = owner.get("boot") == boot_id() and \
+            start_time(owner.get("tuner", 0)) == str(owner.get("tuner_started"))
+        if not tuner_lives and (count := end_launch(folder)):
+            found[folder.name] = count
     return found
 
 
-def tuner_lives(folder: pathlib.Path) -> bool:
-    """True while the tuner that started this launch runs (on this boot)."""
+def record(path: pathlib.Path) -> dict[str, Any]:
+    """The JSON object in a file of a launch's folder; {} when missing or damaged."""
     try:
-        owner = json.loads(read_plain(folder / "owner.json"))
-        return start_time(int(owner["tuner"])) == str(owner["tuner_started"]) and bool(owner["boot"] == boot_id())
-    except DAMAGED:
-        return False
+        found = json.loads(read_plain(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def end_launch(folder: pathlib.Path) -> int:
     """End every process of one launch; returns how many were alive. The supervisor gets WAIT_S to do it first."""
+    owner = record(folder / "owner.json")
     try:
-        owner = json.loads(read_plain(folder / "owner.json"))
-        if owner["boot"] != boot_id():
-            return 0
         supervisor, supervisor_started = int(owner["supervisor"]), str(owner["supervisor_started"])
         launch = int(owner["session"]), str(owner["marker"]), int(owner["server_started"])
-    except DAMAGED:
+    except (KeyError, TypeError, ValueError):
+        return 0
+    if owner.get("boot") != boot_id():
         return 0
     first = members(*launch)
     deadline = time.monotonic() + WAIT_S

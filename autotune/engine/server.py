@@ -21,23 +21,22 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 from autotune.engine.command import Command
-from autotune.engine.orphans import end_launch
+from autotune.engine.orphans import end_launch, record
 from autotune.engine.spec import EngineSpec
-from autotune.engine.stages import StageReader, found
+from autotune.engine.stages import StageMark, StageReader
 from autotune.engine.supervisor import FAILED
 from autotune.records import AutotuneError, Stage
-from autotune.utils.files import read_plain, write_json
+from autotune.utils.files import write_json
 from autotune.utils.http import BadAnswer, NoAnswer, ask, count, parts, text, usage_of
 from autotune.utils.redact import Redactor
 from autotune.utils.validation import NotNegative, Positive
 
 POLL_S = 0.1
 HEALTH_S = 10.0
-TAIL_BYTES = 65536  # of the log, in which the mark of a ready server is looked for
+PROMPT = "The quick brown fox"
 SETTLE_S = 2.0  # for a server that just failed a request to exit
 
 
@@ -81,11 +80,11 @@ class Server:
         no child of this process, which may kill its children."""
         self.env, self.apart = dict(env or {}), apart
         self.command, self.engine, self.folder, self.settings = command, engine, folder, settings
-        self.url = f"http://{host}:{port}"
-        self.port = port
+        self.url, self.port = f"http://{host}:{port}", port
         self.log = folder / "server.log"
         self.redactor = Redactor.from_command(command.argv, command.env, engine.vars, os.environ)
-        self.stages = StageReader(self.log, engine.stages)
+        ready = [StageMark(Stage.ARG_PARSE, engine.ready.log)] if engine.ready.log is not None else []
+        self.stages = StageReader(self.log, [*engine.stages, *ready])
         self.marker = uuid.uuid4().hex
         self.started, self._suspended_s = time.monotonic(), suspended_s()
         self._supervisor: subprocess.Popen[bytes] | None = None
@@ -94,8 +93,7 @@ class Server:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -112,14 +110,12 @@ class Server:
             "secrets": self.redactor.values, "term_s": self.engine.stop_s,
             "log_limit_bytes": int(self.settings.log_limit_mib * 2**20), "tuner": os.getpid(),
         }
-        root = str(pathlib.Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
+        path = [str(pathlib.Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.started, self._suspended_s = time.monotonic(), suspended_s()
         try:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-m", "autotune.engine.supervisor", *(["--apart"] if self.apart else [])],
-                stdin=subprocess.PIPE, start_new_session=True,
-                env={**os.environ, "PYTHONPATH": path})
+                stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(path)})
             assert self._supervisor.stdin is not None
             self._supervisor.stdin.write(json.dumps(order).encode() + b"\n")
             self._supervisor.stdin.flush()
@@ -144,18 +140,14 @@ class Server:
     @property
     def pid(self) -> int | None:
         """The server's main process; None before it started or when unreadable."""
-        pid = _read_json(self.folder / "owner.json").get("server")
+        pid = record(self.folder / "owner.json").get("server")
         return pid if isinstance(pid, int) else None
 
     @property
     def exit_status(self) -> int | None:
         """Return code of the main process (negative: killed by that signal); None while it runs or is unknown."""
-        status = self._exit.get("exit_status")
+        status = record(self.folder / "exit.json").get("exit_status")
         return status if isinstance(status, int) else None
-
-    @property
-    def _exit(self) -> dict[str, Any]:
-        return _read_json(self.folder / "exit.json")
 
     @property
     def supervisor_failure(self) -> str:
@@ -164,7 +156,7 @@ class Server:
             return ""
         if not (self.folder / "exit.json").exists():
             return "the server's supervisor was killed or could not write: see the disk and the kernel's log (dmesg)"
-        by = str(self._exit.get("ended_by"))
+        by = str(record(self.folder / "exit.json").get("ended_by"))
         return f"the server's supervisor failed ({by.removeprefix(FAILED)})" if by.startswith(FAILED) else ""
 
     def wait_ready(self, progress: Callable[[Stage, float], None] = lambda stage, after_s: None) -> Failure | None:
@@ -172,36 +164,32 @@ class Server:
 
         Raises SupervisorFailed. Stage limits do not count time in which the machine was suspended.
         """
-        ready = self.engine.ready
-        marked = healthy = False
-        detail = ""
-        next_ask = 0.0
-        while True:
-            if not self.alive:
-                self.stages.update()
-                if why := self.supervisor_failure:
-                    raise SupervisorFailed(f"{why}; the study is kept and can be resumed")
-                return self.failure("exited", f"the server process ended with status {self.exit_status}")
+        ready, healthy, detail, next_ask = self.engine.ready, False, "", 0.0
+        while self.alive:
             stage = self.stages.update()
             progress(stage, self.after_s)
-            marked = marked or ready.log is None or ready.log in self.stages.seen or self._mark_seen()
+            marked = ready.log is None or ready.log in self.stages.seen
             if time.monotonic() >= next_ask and (marked or stage is Stage.WARMUP):
                 healthy, detail = self._healthy(ready.path)
                 next_ask = time.monotonic() + self.settings.ready_poll_s
             if marked and healthy:
                 self.stages.enter(Stage.WARMUP)
-                problem = self.first_completion()
-                if problem is None:
+                if (problem := self.first_completion()) is None:
                     self.stages.enter(Stage.SERVING)
                     progress(Stage.SERVING, self.after_s)
                     return None
-                self._settle()
-                return self.failure("exited" if not self.alive else "bad_answer", problem)
-            limit_s = self.stage_limit_s(stage)
-            if time.monotonic() - self.stages.entered > limit_s:
-                return self.failure("stage_timeout", f"no end of stage {stage} after {limit_s:g} s" +
-                                    (f" (last answer: {detail})" if detail else ""))
+                deadline = time.monotonic() + SETTLE_S
+                while self.alive and time.monotonic() < deadline:
+                    time.sleep(POLL_S)
+                return self.failure("bad_answer" if self.alive else "exited", problem)
+            if time.monotonic() - self.stages.entered > (limit_s := self.stage_limit_s(stage)):
+                last = f" (last answer: {detail})" if detail else ""
+                return self.failure("stage_timeout", f"no end of stage {stage} after {limit_s:g} s{last}")
             time.sleep(POLL_S)
+        self.stages.update()
+        if why := self.supervisor_failure:
+            raise SupervisorFailed(f"{why}; the study is kept and can be resumed")
+        return self.failure("exited", f"the server process ended with status {self.exit_status}")
 
     def failure(self, kind: str, detail: str) -> Failure:
         """A Failure at the present stage."""
@@ -209,18 +197,16 @@ class Server:
 
     def stage_limit_s(self, stage: Stage) -> float:
         """Time limit of a stage: the user's, else the engine's, else the general one."""
-        named = self.settings.stage_limits_s.get(stage)
-        return named if named is not None else self.engine.stage_limits_s.get(stage, self.settings.stage_limit_s)
+        usual_s = self.engine.stage_limits_s.get(stage, self.settings.stage_limit_s)
+        return self.settings.stage_limits_s.get(stage, usual_s)
 
     def first_completion(self) -> str | None:
         """Generate a few tokens; None when it worked, else one line of what came back."""
-        prompt = "The quick brown fox"
-        body: dict[str, Any]
-        if self.engine.request.api == "sglang_generate":
-            path, body = "/generate", {"text": prompt, "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
-        else:
-            path, body = "/v1/completions", {"prompt": prompt, "max_tokens": 4, "temperature": 0}
-            body["model"] = self.engine.request.model or self.model_name() or "default"
+        path = "/generate"
+        body: dict[str, Any] = {"text": PROMPT, "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
+        if self.engine.request.api != "sglang_generate":
+            model = self.engine.request.model or self.model_name() or "default"
+            path, body = "/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "temperature": 0, "model": model}
         try:
             answer = ask(self.url + path, body, within_s=self.settings.request_timeout_s)
             if answer.status != 200:
@@ -253,11 +239,10 @@ class Server:
     def stop(self) -> int | None:
         """End every process of the server and return its exit status. Safe to call twice."""
         supervisor = self._supervisor
-        if supervisor is None:
+        if supervisor is None or supervisor.stdin is None:
             return None
-        if supervisor.stdin is not None:
-            with contextlib.suppress(OSError):
-                supervisor.stdin.close()
+        with contextlib.suppress(OSError):
+            supervisor.stdin.close()
         try:
             supervisor.wait(self.engine.stop_s + 30)
         except subprocess.TimeoutExpired:
@@ -266,20 +251,6 @@ class Server:
         if not (self.folder / "exit.json").exists():  # the supervisor was killed
             end_launch(self.folder)
         return self.exit_status
-
-    def _settle(self) -> None:
-        """Give a server that just failed a request a moment to exit, for its exit status."""
-        deadline = time.monotonic() + SETTLE_S
-        while self.alive and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-
-    def _mark_seen(self) -> bool:
-        pattern = self.engine.ready.log
-        if pattern is None or not self.log.is_file():
-            return pattern is None
-        with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
-            return any(found(pattern, line) for line in file.read().decode("utf-8", "replace").splitlines())
 
     def _healthy(self, path: str) -> tuple[bool, str]:
         try:
@@ -299,11 +270,3 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        data = json.loads(read_plain(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}

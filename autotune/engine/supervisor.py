@@ -66,21 +66,19 @@ class BoundedLog:
         Output that cannot be written (a full disk) is lost: the server must not notice.
         """
         if self.skipped:  # within a line that could not be cut
-            end = data.find(b"\n")
-            self.skipped += len(data) if end < 0 else end
-            if end < 0:
+            line, end, following = data.partition(b"\n")
+            self.skipped += len(line)
+            if not end:
                 return
-            data, self.skipped = LONG % self.skipped + data[end:], 0
+            data, self.skipped = LONG % self.skipped + end + following, 0
         data = self.rest + data
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         begun = data.rfind(b"-----BEGIN ", 0, cut)
         if begun >= 0 and b"PRIVATE KEY-----" in data[begun:begun + 60] and len(data) - begun < KEY_BYTES and \
                 data.find(b"-----END", begun, cut) < 0:  # wait until the key is complete
             cut = max(data.rfind(b"\n", 0, begun), data.rfind(b"\r", 0, begun)) + 1
-        if cut == 0 and len(data) > LINE_BYTES:
-            cut = self._harmless_cut(data)
-            if not cut:
-                data, self.skipped = b"", len(data)
+        if cut == 0 and len(data) > LINE_BYTES and not (cut := self._harmless_cut(data)):
+            data, self.skipped = b"", len(data)
         self.rest = data[cut:]
         if cut:
             self._lines(data[:cut])
@@ -99,8 +97,7 @@ class BoundedLog:
 
     def _lines(self, lines: bytes) -> None:
         if self.head < self.head_limit:
-            clean = self._clean(lines)
-            self.head += self._put(clean)
+            self.head += self._put(self._clean(lines))
             return
         self.tail.append(lines)
         self.tail_size += len(lines)
@@ -124,7 +121,6 @@ class BoundedLog:
         self.rest += LONG % self.skipped if self.skipped else b""
         if self.rest:
             self._lines(self.rest)
-            self.rest = b""
         self.flush()
         self.file.close()
 
@@ -142,27 +138,19 @@ class BoundedLog:
 
 def descendants() -> set[int]:
     """Pids of every descendant of this process, zombies included."""
-    parents: dict[int, list[int]] = {}
-    for pid, fields in processes():
-        parents.setdefault(int(fields[1]), []).append(pid)
-    found: set[int] = set()
-    todo = [os.getpid()]
-    while todo:
-        children = set(parents.get(todo.pop(), [])) - found
-        found |= children
-        todo += children
-    return found
+    parents = {pid: int(fields[1]) for pid, fields in processes()}
+    family = {os.getpid()}
+    while children := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= children
+    return family - {os.getpid()}
 
 
 def reap() -> dict[int, int]:
     """Collect ended children: pid -> return code as subprocess counts it (negative: killed by that signal)."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            ended[pid] = os.waitstatus_to_exitcode(status)
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[child[0]] = os.waitstatus_to_exitcode(child[1])
     return ended
 
 
@@ -178,7 +166,6 @@ def end_all(term_s: float, main_pid: int) -> dict[int, int]:
             kill(pid, signal.SIGKILL if late else signal.SIGTERM)
         time.sleep(0.02)
         ended.update(reap())
-    ended.update(reap())
     return ended
 
 
@@ -210,9 +197,9 @@ def supervise(order: dict[str, Any], control: int) -> int:
     try:
         write_json(folder / "owner.json", {
             "boot": boot_id(), "supervisor": os.getpid(), "supervisor_started": start_time(os.getpid()),
-            "tuner": order["tuner"], "tuner_started": tuner_started,
-            "server": server.pid, "server_started": stat_fields(server.pid)[19].decode(), "session": server.pid,
-            "marker": order["env"]["AUTOTUNE_LAUNCH"], "port": order["port"]})
+            "tuner": order["tuner"], "tuner_started": tuner_started, "server": server.pid, "session": server.pid,
+            "server_started": stat_fields(server.pid)[19].decode(), "marker": order["env"]["AUTOTUNE_LAUNCH"],
+            "port": order["port"]})
         sources = [control, wake_read, output.fileno()]
         while server.pid not in ended:
             for source in select.select(sources, [], [], FLUSH_S)[0]:
@@ -266,10 +253,9 @@ def main() -> int:
         step_apart()
     line = b""
     while not line.endswith(b"\n"):
-        data = os.read(0, 65536)
+        line += (data := os.read(0, 65536))
         if not data:
             return 1
-        line += data
     order = json.loads(line)
     try:
         return supervise(order, 0)

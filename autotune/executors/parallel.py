@@ -68,11 +68,10 @@ class LaunchPool:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a launch ends. Raises its error if it failed."""
-        if self.running:
-            concurrent.futures.wait(self.running, timeout_s, concurrent.futures.FIRST_COMPLETED)
-            self._collect()
-        else:
+        if not self.running:
             time.sleep(timeout_s)
+        concurrent.futures.wait(self.running, timeout_s, concurrent.futures.FIRST_COMPLETED)
+        self._collect()
 
     def _collect(self) -> None:
         for ended in [launch for launch in self.running if launch.done()]:

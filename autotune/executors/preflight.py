@@ -107,12 +107,11 @@ def check_disk(settings: Settings, folder: pathlib.Path, launches: int = 1) -> N
         folder = folder.parent
     free, server = free_mib(folder), settings.server
     needed = launches * (server.disk_free_mib + server.log_limit_mib)
-    who = "a launch" if launches == 1 else f"{launches} launches side by side"
     if free < needed:
-        raise HostCannotRun(
-            f"only {free:.0f} MiB are free on the disk of {folder}, and {who} may need {needed:.0f}: make "
-            "room and run the same command, the study is kept (server.disk_free_mib and server.log_limit_mib say how "
-            "much)")
+        who = "a launch" if launches == 1 else f"{launches} launches side by side"
+        raise HostCannotRun(f"only {free:.0f} MiB are free on the disk of {folder}, and {who} may need {needed:.0f}: "
+                            "make room and run the same command, the study is kept (server.disk_free_mib and "
+                            "server.log_limit_mib say how much)")
 
 
 def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[str]:

@@ -16,8 +16,9 @@ import fcntl
 import itertools
 import os
 import pathlib
+import re
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from autotune.engine.gpus import Gpu, topology
 from autotune.records import AutotuneError, HostCannotRun, digest
@@ -86,10 +87,9 @@ def of_cores(count: int, root: pathlib.Path = ROOT) -> Layout:
 
 def cores(usable: Collection[int], root: pathlib.Path = ROOT) -> list[tuple[int, ...]]:
     """The usable logical CPUs by physical core, cores of one NUMA node side by side."""
-    node: Mapping[int, int] = {cpu: int(path.name.removeprefix("node"))
-                               for path in sorted((root / NODE_CPUS).glob("node[0-9]*"))
-                               for cpu in listed(_read(path / "cpulist"))}
-    found = {tuple(sorted(({cpu, *listed(_read(root / SIBLINGS.format(cpu)))}) & set(usable))) for cpu in usable}
+    node = {cpu: int(path.name.removeprefix("node")) for path in sorted((root / NODE_CPUS).glob("node[0-9]*"))
+            for cpu in listed(path / "cpulist")}
+    found = {tuple(sorted({cpu, *listed(root / SIBLINGS.format(cpu))} & set(usable))) for cpu in usable}
     return sorted(found, key=lambda core: (node.get(core[0], 0), core))
 
 
@@ -101,14 +101,12 @@ def split(found: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]
     return [tuple(sorted(cpu for core in found[a:b] for cpu in core)) for a, b in itertools.pairwise(ends)]
 
 
-def listed(text: str) -> set[int]:
-    """The numbers of a list in the kernel's notation: 0-3,8."""
-    found: set[int] = set()
-    for part in text.strip().split(","):
-        low, _, high = part.partition("-")
-        if low.isdecimal():
-            found |= set(range(int(low), int(high or low) + 1))
-    return found
+def listed(path: pathlib.Path) -> set[int]:
+    """The numbers of a file with a list in the kernel's notation, such as 0-3,8. Empty for a missing file."""
+    ranges: list[tuple[str, str]] = []
+    with contextlib.suppress(OSError):
+        ranges = re.findall(r"(\d+)(?:-(\d+))?", path.read_text())
+    return {number for low, high in ranges for number in range(int(low), int(high or low) + 1)}
 
 
 @contextlib.contextmanager
@@ -165,10 +163,3 @@ def _open(path: pathlib.Path) -> int:
         with contextlib.suppress(OSError):
             return no_link(str(path), flags)
     return no_link(str(path), os.O_RDONLY)
-
-
-def _read(path: pathlib.Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -16,26 +16,22 @@ SAFE_DEFAULT = re.compile(r"[A-Za-z0-9_./:@,+-]+\Z")
 
 def render(deployment: Deployment) -> str:
     """The file as text."""
-    mounts = deployment.mounts
-    inside = {"HOST": "0.0.0.0", "PORT": str(CONTAINER_PORT), **{m.parameter.name: m.inside for m in mounts}}
+    mounts, python = deployment.mounts, f"${{PYTHON:-{CONTAINER_PYTHON}}}"
+    inside = {**{name: _default(p) for name, p in deployment.parameters.items()}, "PYTHON": python,
+              **{name: f"${{{name}:?set {name}}}" for name in deployment.secrets},
+              "HOST": "0.0.0.0", "PORT": str(CONTAINER_PORT), **{m.parameter.name: m.inside for m in mounts}}
 
     def word(value: Word) -> str:
-        return "".join(_reference(deployment, part, inside) if isinstance(part, Ref) else _literal(part)
-                       for part in value)
+        return "".join(inside[part.name] if isinstance(part, Ref) else _literal(part) for part in value)
 
-    health = f"http://127.0.0.1:{CONTAINER_PORT}{deployment.health}"
+    health = f"http://127.0.0.1:{CONTAINER_PORT}{deployment.engine.ready.path}"
     service: dict[str, Any] = {
         "image": f"${{IMAGE:?set IMAGE to an image that has {deployment.image}}}",
-        "entrypoint": [word(w) for w in deployment.argv],
-        "command": [],
+        "entrypoint": [word(w) for w in deployment.argv], "command": [],
         "ports": [f"${{HOST:-127.0.0.1}}:${{PORT:-{CONTAINER_PORT}}}:{CONTAINER_PORT}"],
-        "healthcheck": {"test": ["CMD", f"${{PYTHON:-{CONTAINER_PYTHON}}}", "-c", ASK, _literal(health)],
-                        "interval": "10s", "timeout": "10s", "retries": 3,
-                        "start_period": f"{deployment.start_limit_s}s"},
-        "restart": "unless-stopped",
-        "stop_grace_period": f"{deployment.stop_limit_s}s",
-        "init": True,
-    }
+        "healthcheck": {"test": ["CMD", python, "-c", ASK, _literal(health)], "interval": "10s", "timeout": "10s",
+                        "retries": 3, "start_period": f"{deployment.start_limit_s}s"},
+        "restart": "unless-stopped", "stop_grace_period": f"{deployment.stop_limit_s}s", "init": True}
     if deployment.env:
         service["environment"] = {name: word(value) for name, value in deployment.env.items()}
     if mounts:
@@ -49,18 +45,6 @@ def render(deployment: Deployment) -> str:
              "# HOST and PORT say where the host listens; model folders can be replaced by "
              f"{', '.join(m.parameter.name for m in mounts) or 'variables of the same kind (none here)'}.", ""]
     return "\n".join([deployment.comment(), *usage]) + dump({"services": {slug(deployment.study): service}})
-
-
-def _reference(deployment: Deployment, ref: Ref, inside: dict[str, str]) -> str:
-    if ref.name in inside:
-        return inside[ref.name]
-    if ref.name in deployment.secrets:
-        return f"${{{ref.name}:?set {ref.name}}}"
-    if ref.name == "PYTHON":
-        return f"${{PYTHON:-{CONTAINER_PYTHON}}}"
-    parameter = deployment.parameter(ref.name)
-    assert parameter is not None
-    return _default(parameter)
 
 
 def _default(parameter: Parameter) -> str:

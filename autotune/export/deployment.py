@@ -16,11 +16,12 @@ import pathlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.config.identity import command_line
 from autotune.config.settings import Settings
 from autotune.engine.command import Command, build
+from autotune.engine.spec import EngineSpec
 from autotune.records import Config, UsageError
 from autotune.report import verdict
 from autotune.report.measured import FIGURES, Tested, config_text
@@ -29,7 +30,6 @@ from autotune.storage.trial import TrialRecord
 from autotune.utils.redact import HIDDEN, Redactor, after_flags, secret_name
 from autotune.utils.text import number, one_line, percent, with_unit
 
-DEFAULT_PORT = "8000"
 CONTAINER_PORT, CONTAINER_PYTHON = 8000, "python3"
 START_SLACK = 3  # a start may take this many times the measured time
 SHORTEST_START_S = 300
@@ -41,8 +41,7 @@ TAKEN = {"HOST", "PORT", "PYTHON", "WORKDIR", "IMAGE", "PATH", "HOME", "USER", "
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-@dataclasses.dataclass(frozen=True)
-class Ref:
+class Ref(NamedTuple):
     """A parameter or secret in a word."""
 
     name: str
@@ -51,8 +50,7 @@ class Ref:
 Word = tuple[str | Ref, ...]  # one argument or value: literal text and references, in order
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """A part of the command that differs between hosts. `path`: its default is a file or folder of this host."""
 
     name: str
@@ -61,8 +59,7 @@ class Parameter:
     path: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Mount:
+class Mount(NamedTuple):
     """A folder of the host, read-only in a container. The parameter's default is an absolute path."""
 
     parameter: Parameter
@@ -71,59 +68,47 @@ class Mount:
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """`facts` are (label, one line) of the origin for the header of every format, `origin` is the same for launch.json.
-    """
+    """`facts` are (label, one line) of the origin for the header of every format, `origin` the same for launch.json."""
 
     study: str
     trial: int
-    engine: str
-    package: str | None
+    engine: EngineSpec
     version: str | None
     argv: tuple[Word, ...]
     env: Mapping[str, Word]
-    parameters: tuple[Parameter, ...]
+    parameters: Mapping[str, Parameter]
     secrets: tuple[str, ...]
     gpus: int
-    health: str
-    startup_s: float | None
-    stop_s: float
-    config_file: str | None
-    facts: tuple[tuple[str, str], ...]
+    start_limit_s: int
+    facts: Mapping[str, str]
     warning: str | None
     origin: Mapping[str, Any]
-
-    def parameter(self, name: str) -> Parameter | None:
-        return next((p for p in self.parameters if p.name == name), None)
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
         """A mount for each model that is a folder of this host, and not a name on a hub."""
-        folder = pathlib.Path(next(p.default for p in self.parameters if p.name == "WORKDIR")).absolute()
+        folder = pathlib.Path(self.parameters["WORKDIR"].default).absolute()
         return tuple(
-            Mount(dataclasses.replace(p, default=os.path.normpath(folder / pathlib.Path(p.default).expanduser())),
+            Mount(p._replace(default=os.path.normpath(folder / pathlib.Path(p.default).expanduser())),
                   f"/models/{p.name.removeprefix('MODEL_').lower()}")
-            for p in self.parameters if p.name.startswith("MODEL_") and p.path)
+            for p in self.parameters.values() if p.name.startswith("MODEL_") and p.path)
 
     @property
     def image(self) -> str:
         """Engine and version that a container image must have, on one line."""
-        return one_line(" ".join(x for x in (self.package or self.engine, self.version) if x))
-
-    @property
-    def start_limit_s(self) -> int:
-        return max(SHORTEST_START_S, math.ceil(START_SLACK * (self.startup_s or 0)))
+        return one_line(" ".join(x for x in (self.engine.package or self.engine.name, self.version) if x))
 
     @property
     def stop_limit_s(self) -> int:
-        return math.ceil(self.stop_s) + 20
+        return math.ceil(self.engine.stop_s) + 20
 
     def comment(self) -> str:
         """The header of every format: lines starting with `#`, every fact on one line."""
-        width = max(len(label) for label, _ in self.facts)
+        width = max(map(len, self.facts))
         out = ["# Written by autotune: starts one measured configuration of a study.", "#"]
         if self.warning:
             out += ["#  " + "!" * 100, f"#  !!  {one_line(self.warning)}", "#  " + "!" * 100, "#"]
-        return "\n".join([*out, *(f"#   {label.ljust(width)}  {fact}" for label, fact in self.facts), "#"])
+        return "\n".join([*out, *(f"#   {label.ljust(width)}  {fact}" for label, fact in self.facts.items()), "#"])
 
 
 def deploy(settings: Settings, story: Story, record: TrialRecord, version: str | None = None) -> Deployment:
@@ -152,14 +137,13 @@ def deploy(settings: Settings, story: Story, record: TrialRecord, version: str |
     measured_in = record.number if record.same_as is None else record.same_as
     entry = next((t for t in story.measured if measured_in in t.trials), None)
     return Deployment(
-        study=story.study, trial=record.number, engine=engine.name, package=engine.package, version=version,
-        argv=tuple(words), env=env, secrets=tuple(dict.fromkeys(secrets.names)),
-        parameters=tuple(p for p in _parameters(settings, story.provenance.get("folder"))
-                         if p.name in used or p.name == "WORKDIR"),
-        gpus=command.gpus if on_gpus else 0,
-        health=engine.ready.path, startup_s=record.launch_s or None, stop_s=engine.stop_s,
-        config_file=engine.config_file, facts=_facts(settings, story, record, entry, version),
-        warning=_warning(story, record, entry), origin=_origin(settings, story, record, entry, words, env))
+        study=story.study, trial=record.number, engine=engine, version=version, argv=tuple(words), env=env,
+        secrets=tuple(dict.fromkeys(secrets.names)), gpus=command.gpus if on_gpus else 0,
+        parameters={p.name: p for p in _parameters(settings, story.provenance.get("folder"))
+                    if p.name in used or p.name == "WORKDIR"},
+        start_limit_s=max(SHORTEST_START_S, math.ceil(START_SLACK * (record.launch_s or 0))),
+        facts=_facts(settings, story, record, entry, version), warning=_warning(record, entry),
+        origin=_origin(settings, story, record, entry, words, env))
 
 
 def plain(word: Word) -> str:
@@ -179,15 +163,13 @@ def lines(argv: Sequence[Word]) -> list[list[Word]]:
 
 def _parameters(settings: Settings, folder: str | None) -> list[Parameter]:
     """`folder` is the one in which the study was started; None for studies that did not store it."""
-    models = [Parameter(_model_name(key), value, f"the {key} model",
-                        value.startswith(("/", ".", "~")) or value.count("/") > 1)
-              for key, value in settings.space.model.items()]
     return [Parameter("HOST", "127.0.0.1", "address to listen on (0.0.0.0: every interface)"),
-            Parameter("PORT", DEFAULT_PORT, "port to listen on"),
+            Parameter("PORT", "8000", "port to listen on"),
             Parameter("PYTHON", settings.engine.python or sys.executable, "interpreter that has the engine", True),
-            Parameter("WORKDIR", folder or str(pathlib.Path.cwd()), "folder to start in: relative paths count from it",
-                      True),
-            *models]
+            Parameter("WORKDIR", folder or os.getcwd(), "folder to start in: relative paths count from it", True),
+            *(Parameter(_model_name(key), value, f"the {key} model",
+                        value.startswith(("/", ".", "~")) or value.count("/") > 1)
+              for key, value in settings.space.model.items())]
 
 
 def _model_name(key: str) -> str:
@@ -199,9 +181,8 @@ def _mark(name: str) -> str:
 
 
 def _word(text: str) -> Word:
-    pieces = MARK.split(text)
-    word = tuple(Ref(piece) if i % 2 else piece for i, piece in enumerate(pieces) if i % 2 or piece)
-    return word or ("",)
+    pieces = enumerate(MARK.split(text))  # literal text and names in turn
+    return tuple(Ref(piece) if i % 2 else piece for i, piece in pieces if i % 2 or piece) or ("",)
 
 
 class _Secrets:
@@ -267,9 +248,7 @@ def _same_as_measured(record: TrialRecord, words: Sequence[Word], env: Mapping[s
 
 def _fits(word: Word, measured: str) -> bool:
     """True when a measured argument is `word` with some value for each reference."""
-    pieces = [""]
-    for part in word:
-        pieces = [*pieces, ""] if isinstance(part, Ref) else [*pieces[:-1], pieces[-1] + part]
+    pieces = "".join(OPEN if isinstance(part, Ref) else part for part in word).split(OPEN)
     return _has(measured, pieces) or (  # redacted text matches anything
         HIDDEN in measured and _has(plain(word), measured.split(HIDDEN)))
 
@@ -284,20 +263,18 @@ def _has(text: str, pieces: Sequence[str]) -> bool:
 
 
 def _facts(settings: Settings, story: Story, record: TrialRecord, entry: Tested | None,
-           version: str | None) -> tuple[tuple[str, str], ...]:
-    identity, made = story.identity, story.provenance
-    load = settings.space.split(record.config)[1]
-    facts: list[tuple[str, Any]] = [
-        ("Study", story.study), ("Trial", record.number), ("Space", f"{settings.space.name} ({settings.space.digest})"),
-        ("Engine", " ".join(str(x) for x in (settings.engine.name, settings.engine.package, version) if x)),
-        ("Model", ", ".join(f"{k} {v}" for k, v in settings.space.model.items())),
-        ("Device", ", ".join(map(str, made.get("gpu") or identity.get("devices") or ()))),
-        ("Driver", made.get("driver")), ("autotune", made.get("autotune")),
-        ("Configuration", config_text(record.config)), ("Measured", _figures(story, entry, load)),
-        ("Energy", verdict.energy_words(entry)), ("Verdict", _claim(story, record)),
-        ("Reproduce", made.get("command") or command_line(settings, "tune")),
-    ]
-    return tuple((label, one_line(value)) for label, value in facts if value not in (None, ""))
+           version: str | None) -> dict[str, str]:
+    made = story.provenance
+    facts = {
+        "Study": story.study, "Trial": record.number, "Space": f"{settings.space.name} ({settings.space.digest})",
+        "Engine": " ".join(str(x) for x in (settings.engine.name, settings.engine.package, version) if x),
+        "Model": ", ".join(f"{k} {v}" for k, v in settings.space.model.items()),
+        "Device": ", ".join(map(str, made.get("gpu") or story.identity.get("devices") or ())),
+        "Driver": made.get("driver"), "autotune": made.get("autotune"), "Configuration": config_text(record.config),
+        "Measured": _figures(story, entry, settings.space.split(record.config)[1]),
+        "Energy": verdict.energy_words(entry), "Verdict": _claim(story, record),
+        "Reproduce": made.get("command") or command_line(settings, "tune")}
+    return {label: one_line(value) for label, value in facts.items() if value not in (None, "")}
 
 
 def _figures(story: Story, entry: Tested | None, load: Config) -> str:
@@ -317,13 +294,13 @@ def _claim(story: Story, record: TrialRecord) -> str:
         return "not the winner of the study: exported because it was asked for"
     if story.conclusion is Conclusion.NO_IMPROVEMENT:
         return "no improvement: this is the baseline, confirmed as good as anything found"
-    if story.gain is None or not story.gain.confirmed:
-        gain = "" if story.gain is None else f" ({percent(story.gain.share, signed=True)} over the baseline)"
-        return f"not confirmed{gain}"
-    return f"{verdict.headline(story)} {verdict.support(story)}"
+    if story.gain is None:
+        return "not confirmed"
+    return f"{verdict.headline(story)} {verdict.support(story)}" if story.gain.confirmed else \
+        f"not confirmed ({percent(story.gain.share, signed=True)} over the baseline)"
 
 
-def _warning(story: Story, record: TrialRecord, entry: Tested | None) -> str | None:
+def _warning(record: TrialRecord, entry: Tested | None) -> str | None:
     if entry is None:
         reasons = ", ".join(record.invalid_reasons) or "no valid measurement"
         return f"trial {record.number} has no valid measurement ({one_line(reasons)}): its figures prove nothing"
@@ -334,16 +311,13 @@ def _warning(story: Story, record: TrialRecord, entry: Tested | None) -> str | N
 def _origin(settings: Settings, story: Story, record: TrialRecord, entry: Tested | None, words: Sequence[Word],
             env: Mapping[str, Word]) -> dict[str, Any]:
     return {
-        "study": story.study, "trial": record.number, "config": dict(record.config),
+        "study": story.study, "trial": record.number, "config": record.config,
         "command": [plain(word) for word in words], "env": {name: plain(value) for name, value in env.items()},
         "feasible": entry.feasible if entry else False, "conclusion": str(story.conclusion),
-        "verdict": _claim(story, record),
-        "gain": None if story.gain is None else vars(story.gain), "objective": story.objective, "unit": story.unit,
-        "value": entry.value if entry else None, "figures": dict(entry.figures) if entry else {},
-        "energy_source": entry.energy_source if entry else None,
-        "energy_assumed": entry.energy_assumed if entry else None,
+        "verdict": _claim(story, record), "gain": story.gain and story.gain._asdict(), "objective": story.objective,
+        "unit": story.unit, "value": entry.value if entry else None, "figures": entry.figures if entry else {},
+        "energy_source": entry.energy.source if entry else None,
+        "energy_assumed": entry.energy.assumed if entry else None,
         "limits": {limit.name: limit.limit for limit in story.limits},
-        "limit_ratios": dict(entry.ratios) if entry else {},
-        "identity": dict(story.identity), "provenance": dict(story.provenance),
-        "reproduce": story.provenance.get("command") or command_line(settings, "tune"),
-    }
+        "limit_ratios": entry.ratios if entry else {}, "identity": story.identity, "provenance": story.provenance,
+        "reproduce": story.provenance.get("command") or command_line(settings, "tune")}

@@ -21,9 +21,9 @@ LONG_FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9-]*\Z")
 
 def render(deployment: Deployment) -> str:
     """The file as text. Raises UsageError when the engine reads no such file, or a flag cannot stand in one."""
-    flag = deployment.config_file
+    flag = deployment.engine.config_file
     if flag is None:
-        raise UsageError(f"engine {deployment.engine} reads no configuration file: "
+        raise UsageError(f"engine {deployment.engine.name} reads no configuration file: "
                          "use format=sh, systemd, compose or k8s")
     head, *rest = lines(deployment.argv)
     if any(isinstance(word[0], str) and word[0].startswith("--") for word in head):
@@ -60,12 +60,8 @@ def _setting(deployment: Deployment, line: list[Word]) -> tuple[str, Any]:
 
 
 def _value(deployment: Deployment, word: Word) -> str:
-    return "".join(part if isinstance(part, str) else _default(deployment, part) for part in word)
-
-
-def _default(deployment: Deployment, ref: Ref) -> str:
-    parameter = deployment.parameter(ref.name)
-    return parameter.default if parameter else f"${ref.name}"
+    defaults = {name: p.default for name, p in deployment.parameters.items()}
+    return "".join(part if isinstance(part, str) else defaults.get(part.name, f"${part.name}") for part in word)
 
 
 def _shell(deployment: Deployment, words: list[Word]) -> str:

@@ -35,40 +35,35 @@ def render(deployment: Deployment) -> str:
 
 def _parameters(deployment: Deployment) -> dict[str, str]:
     """Data of the ConfigMap: the parameters with their values inside the container."""
-    inside = {m.parameter.name: m.inside for m in deployment.mounts}
-    fixed = {"HOST": "0.0.0.0", "PORT": str(CONTAINER_PORT), "PYTHON": CONTAINER_PYTHON}
-    return {p.name: fixed.get(p.name) or inside.get(p.name) or p.default for p in deployment.parameters
-            if p.name != "WORKDIR"}
+    inside = {"HOST": "0.0.0.0", "PORT": str(CONTAINER_PORT), "PYTHON": CONTAINER_PYTHON,
+              **{m.parameter.name: m.inside for m in deployment.mounts}}
+    return {name: inside.get(name, p.default) for name, p in deployment.parameters.items() if name != "WORKDIR"}
 
 
 def _deployment(deployment: Deployment, name: str, labels: dict[str, str]) -> dict[str, Any]:
-    facts = dict(deployment.facts)
-    notes = {f"autotune/{label.lower()}": facts[label] for label in ("Study", "Trial", "Measured", "Energy", "Verdict")
-             if label in facts}
-    if deployment.warning:
-        notes["autotune/warning"] = deployment.warning
-    mounts = deployment.mounts
-    volumes: list[dict[str, Any]] = [
-        {"name": _volume(m.inside), "hostPath": {"path": m.parameter.default, "type": "Directory"}} for m in mounts]
-    inside = [{"name": _volume(m.inside), "mountPath": m.inside, "readOnly": True} for m in mounts]
+    facts = {**deployment.facts, "Warning": deployment.warning}
+    notes = {f"autotune/{label.lower()}": facts[label]
+             for label in ("Study", "Trial", "Measured", "Energy", "Verdict", "Warning") if facts.get(label)}
+    volumes: list[dict[str, Any]] = []
+    inside: list[dict[str, Any]] = []
+    for mount in deployment.mounts:
+        volume = "model-" + re.sub(r"[^a-z0-9]+", "-", mount.inside.removeprefix("/models/")).strip("-")
+        volumes.append({"name": volume, "hostPath": {"path": mount.parameter.default, "type": "Directory"}})
+        inside.append({"name": volume, "mountPath": mount.inside, "readOnly": True})
     container: dict[str, Any] = {
         "name": "server", "image": _image(deployment), "command": [_word(w) for w in deployment.argv],
-        "env": _environment(deployment, name),
-        "ports": [{"name": "http", "containerPort": CONTAINER_PORT}],
+        "env": _environment(deployment, name), "ports": [{"name": "http", "containerPort": CONTAINER_PORT}],
         "startupProbe": _probe(deployment, math.ceil(deployment.start_limit_s / PROBE_S)),
         "readinessProbe": _probe(deployment, 3), "livenessProbe": _probe(deployment, 6),
-        "securityContext": {"allowPrivilegeEscalation": False},
-    }
+        "securityContext": {"allowPrivilegeEscalation": False}}
     if deployment.gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": str(deployment.gpus)}}
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
         inside.append({"name": "shm", "mountPath": "/dev/shm", "readOnly": False})
     pod: dict[str, Any] = {"automountServiceAccountToken": False,
-                           "terminationGracePeriodSeconds": deployment.stop_limit_s,
-                           "containers": [container]}
+                           "terminationGracePeriodSeconds": deployment.stop_limit_s, "containers": [container]}
     if volumes:
-        container["volumeMounts"] = inside
-        pod["volumes"] = volumes
+        container["volumeMounts"], pod["volumes"] = inside, volumes
     return {"apiVersion": "apps/v1", "kind": "Deployment",
             "metadata": {"name": name, "labels": labels, "annotations": notes},
             "spec": {"replicas": 1, "strategy": {"type": "Recreate"},
@@ -91,15 +86,11 @@ def _word(value: Word) -> str:
 
 
 def _probe(deployment: Deployment, failures: int) -> dict[str, Any]:
-    return {"httpGet": {"path": deployment.health, "port": "http"}, "periodSeconds": PROBE_S, "timeoutSeconds": 5,
-            "failureThreshold": failures}
+    return {"httpGet": {"path": deployment.engine.ready.path, "port": "http"}, "periodSeconds": PROBE_S,
+            "timeoutSeconds": 5, "failureThreshold": failures}
 
 
 def _image(deployment: Deployment) -> str:
     """A placeholder named after the engine and version that the image must have."""
     version = re.sub(r"[^A-Za-z0-9_.-]", "-", deployment.version or "set-a-tag")
-    return f"{re.sub(r'[^a-z0-9._-]', '-', (deployment.package or deployment.engine).lower())}:{version}"
-
-
-def _volume(inside: str) -> str:
-    return "model-" + re.sub(r"[^a-z0-9]+", "-", inside.removeprefix("/models/")).strip("-")
+    return f"{re.sub(r'[^a-z0-9._-]', '-', (deployment.engine.package or deployment.engine.name).lower())}:{version}"

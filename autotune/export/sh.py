@@ -13,7 +13,7 @@ def render(deployment: Deployment) -> str:
     out = ["#!/usr/bin/env bash", deployment.comment(),
            "# shellcheck disable=SC2016  # single quotes are meant: nothing in a value may expand",
            "set -euo pipefail", ""]
-    for p in deployment.parameters:
+    for p in deployment.parameters.values():
         remark = "" if "\n" in p.default else f"  # {one_line(p.what)}"
         out.append(f"{p.name}=${{{p.name}:-{shlex.quote(p.default)}}}{remark}")
     out += [f': "${{{name}:?set {name}: a secret of the measured command, never written here}}"'

@@ -19,7 +19,7 @@ def render(deployment: Deployment) -> str:
            f"systemctl enable --now {name}", f"# NAME=value lines in {settings} replace the values of Environment=.",
            "", "[Unit]", f"Description={_plain(title)}",
            "Wants=network-online.target", "After=network-online.target", "", "[Service]", "Type=exec"]
-    out += [f"Environment={quote(f'{p.name}={p.default}')}" for p in deployment.parameters]
+    out += [f"Environment={quote(f'{p.name}={p.default}')}" for p in deployment.parameters.values()]
     out.append(f"EnvironmentFile={'' if deployment.secrets else '-'}{settings}")
     out += [f"ExecStartPre=/usr/bin/test -n ${{{name}}}" for name in deployment.secrets]
     words: list[list[Word]] = [[("/usr/bin/env",), ("--chdir=", Ref("WORKDIR"))]]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pathlib
 import time
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -47,8 +46,7 @@ class CpuTimeMeter:
         self.read()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._trace.close()
 
     def read(self) -> Reading:

@@ -11,7 +11,6 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Annotated, Protocol, Self, TextIO
 
 from msgspec import Meta
@@ -78,8 +77,7 @@ class Meter(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     def read(self) -> Reading: ...
 
@@ -97,8 +95,7 @@ class NoMeter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         return None
 
     def read(self) -> Reading:

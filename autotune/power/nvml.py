@@ -14,7 +14,6 @@ import pathlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from autotune.engine.gpus import NoNvml, start_nvml
@@ -79,8 +78,7 @@ class NvmlMeter:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
         self._trace.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 import threading
 import time
-from types import TracebackType
 from typing import Self
 
 from autotune.power.host_load import HostLoad, ProcessTree
@@ -47,8 +46,7 @@ class RaplMeter:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
         self._trace.close()

@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import html
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.records import Config, config_key
 from autotune.report.crashes import launch_key
-from autotune.report.measured import FIGURES, Tested, config_text, copied, ended, limited, valid, value_text
+from autotune.report.measured import FIGURES, config_text, copied, ended, limited, valid, value_text
 from autotune.report.story import Story
 from autotune.space.space import server_key
 from autotune.storage.trial import TrialRecord
@@ -26,8 +26,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 320, 56, 14, 14, 44  # of an SVG 
 STRIP = 14  # height of the strip for crashes, below the zero of the y axis
 
 
-@dataclasses.dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """Appearance of one kind of point: style class, shape and radius in SVG; symbol, colour and size in plotly."""
 
     css: str
@@ -45,10 +44,10 @@ MARKS = {"feasible": Mark("good", "circle", 3, "circle", BLUE, 8),
          "baseline": Mark("baseline", "diamond", 7, "diamond", ORANGE, 14),
          "winner": Mark("winner", "star", 9, "star", GREEN, 16)}
 LINES = {"front": BLUE, "best": GREEN}
+Point = tuple[float, float, str, Config]  # x, y, tooltip, configuration
 
 
-@dataclasses.dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """`labels`, where given, name the positions 0, 1, 2, ... of an axis of categories."""
 
     title: str
@@ -68,8 +67,7 @@ class Axis:
         return [(t, self.labels[int(t)] if self.labels else _tick(t, self.ticks)) for t in self.ticks]
 
 
-@dataclasses.dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     """Points of one kind, a line (`kind` front or best, with its `step` shape), or the curve of one launch.
 
     `texts` are tooltips of the points, `configs` their configurations, `tag` is a label in the picture. A curve has a
@@ -89,8 +87,7 @@ class Trace:
     feasible: tuple[bool, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """A vertical line at `x`: a limit with a label, or a pivot with a tooltip."""
 
     x: float
@@ -99,8 +96,7 @@ class Rule:
     about: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """`traces` are in the order of drawing, the last one in front. `strip` keeps room below zero for crashes.
 
     `caption` explains the picture, `description` is for readers who do not see it.
@@ -168,7 +164,7 @@ def _plotly(trace: Trace, labels: Sequence[str]) -> dict[str, Any]:
 
 def plain(text: str) -> str:
     """Text that plotly shows literally: it reads a few HTML tags in labels."""
-    return one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(one_line(text), quote=False)
 
 
 def layout(title: str, x: str, y: str, **more: Any) -> dict[str, Any]:
@@ -181,30 +177,27 @@ def layout(title: str, x: str, y: str, **more: Any) -> dict[str, Any]:
 
 def tradeoff(story: Story) -> Figure | None:
     """Throughput against energy efficiency; without energy, against the speed of one request."""
-    name, title, unit = "tokens_per_j", *FIGURES["tokens_per_j"]
-    rows = [(t, t.figures[name]) for t in story.measured if name in t.figures and "tokens_per_s" in t.figures]
-    if len(rows) < 2:
+    title, unit = FIGURES["tokens_per_j"]
+    measured = [(t.figures["tokens_per_s"], t) for t in story.measured if "tokens_per_s" in t.figures]
+    points = [(x, t.figures["tokens_per_j"], t) for x, t in measured if "tokens_per_j" in t.figures]
+    if len(points) < 2:
         title, unit = "Speed of one request", "tok/s"
-        rows = [(t, 1000 / t.figures["tpot_p50_ms"]) for t in story.measured
-                if t.figures.get("tpot_p50_ms") and "tokens_per_s" in t.figures]
-    points = [(t.figures["tokens_per_s"], y, t) for t, y in rows]
+        points = [(x, 1000 / t.figures["tpot_p50_ms"], t) for x, t in measured if t.figures.get("tpot_p50_ms")]
     if len(points) < 2:
         return None
     x_title, x_unit = FIGURES["tokens_per_s"]
-    front = _front((a, b) for a, b, t in points if t.feasible)
-    traces = [Trace("Pareto front", "front", tuple(a for a, _ in front), tuple(b for _, b in front), step="vh")]
-    kinds: dict[str, list[tuple[float, float, Tested]]] = {}
-    for a, b, t in points:
-        kinds.setdefault("baseline" if story.is_baseline(t) else "winner" if t is story.winner else
-                         "feasible" if t.feasible else "infeasible", []).append((a, b, t))
-    for kind, legend in (("infeasible", "breaks a limit"), ("feasible", "within limits"), ("baseline", "baseline"),
-                         ("winner", "winner")):
-        if some := kinds.get(kind):
-            role = kind if kind == legend else ""
-            traces.append(Trace(legend, kind, tuple(p[0] for p in some), tuple(p[1] for p in some), tuple(
-                (f"{role}, " if role else "") + f"trial {t.trial}: {with_unit(a, x_unit)}, {with_unit(b, unit)}"
-                + ("" if t.feasible else f", breaks {', '.join(t.violated) or 'a limit'}") for a, b, t in some),
-                tuple(t.config for _, _, t in some), tag=role))
+    names = {"infeasible": "breaks a limit", "feasible": "within limits", "baseline": "", "winner": ""}
+    kinds: dict[str, list[Point]] = {kind: [] for kind in names}
+    for x, y, t in points:
+        kind = "baseline" if story.is_baseline(t) else "winner" if t is story.winner else \
+            "feasible" if t.feasible else "infeasible"
+        words = f"trial {t.trial}: {with_unit(x, x_unit)}, {with_unit(y, unit)}" \
+            + ("" if t.feasible else f", breaks {', '.join(t.violated) or 'a limit'}")
+        kinds[kind].append((x, y, words if names[kind] else f"{kind}, {words}", t.config))
+    front = _front((x, y) for x, y, t in points if t.feasible)
+    traces = [Trace("Pareto front", "front", tuple(x for x, _ in front), tuple(y for _, y in front), step="vh")]
+    traces += [_marks(name or kind, kind, kinds[kind], tag="" if name else kind)
+               for kind, name in names.items() if kinds[kind]]
     rules = tuple(Rule(limit.limit, "limit", f"{limit.name} {number(limit.limit)}") for limit in story.limits
                   if limited(limit.name) == "tokens_per_s")
     about = f"{x_title} against {title.lower()}"
@@ -213,6 +206,11 @@ def tradeoff(story: Story) -> Figure | None:
         "the right is better.", f"{about}. The line joins configurations within limits that no other one beats in "
         "both; triangles break one.", _axis(x_title, x_unit, [p[0] for p in points]),
         _axis(title, unit, [p[1] for p in points]), tuple(traces), rules)
+
+
+def _marks(name: str, kind: str, points: Sequence[Point], tag: str = "") -> Trace:
+    x, y, texts, configs = zip(*points, strict=True)
+    return Trace(name, kind, x, y, texts, configs, tag=tag)
 
 
 def _front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -227,41 +225,36 @@ def _front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 def load_curves(story: Story) -> Figure | None:
     """The objective over concurrency (or another load parameter): a curve for each launch measured under several loads,
     the baseline's and the winner's in front, then the best."""
-    names = [p.name for p in story.space.load_params if p.numeric and len(p.choices) > 1]
-    name = "concurrency" if "concurrency" in names else next(iter(names), None)
-    if name is None:
+    space, found = story.space, [p for p in story.space.load_params if p.numeric and len(p.choices) > 1]
+    param = min(found, key=lambda p: p.name != "concurrency", default=None)
+    if param is None:
         return None
-    groups: dict[tuple[int, str], dict[str, TrialRecord]] = {}
+    name, order = param.name, [repr(c) for c in param.choices]
+    groups: dict[tuple[int, str], dict[int, TrialRecord]] = {}
     for record in story.records:
-        if valid(record) and not copied(record) and name in record.config and record.launch_id is not None:
+        if valid(record) and not copied(record) and repr(record.config.get(name)) in order \
+                and record.launch_id is not None:
             rest = config_key({k: v for k, v in record.config.items() if k != name})
-            groups.setdefault((record.launch_id, rest), {})[repr(record.config[name])] = record
-    winner = server_key(story.space, story.winner.config) if story.winner else None
-    base = server_key(story.space, story.space.baseline)
-    found: list[tuple[str, int, list[TrialRecord]]] = []
-    for (launch, _), levels in groups.items():
-        if len(levels) > 1:
-            members = list(levels.values())
-            key = server_key(story.space, members[0].config)
-            found.append(("baseline" if key == base else "winner" if key == winner else "", launch, members))
-    found = sorted(found, key=lambda c: (c[0] == "", -max(r.value or 0 for r in c[2])))[:MOST_CURVES]
-    seen = {repr(r.config[name]) for _, _, members in found for r in members}
-    choices = [c for c in story.space.param(name).choices if repr(c) in seen]
-    at = {repr(c): i for i, c in enumerate(choices)}
+            groups.setdefault((record.launch_id, rest), {})[order.index(repr(record.config[name]))] = record
+    roles = {server_key(space, story.winner.config): "winner"} if story.winner else {}
+    roles[server_key(space, space.baseline)] = "baseline"
+    curves = [(roles.get(server_key(space, levels[min(levels)].config), ""), launch, levels)
+              for (launch, _), levels in groups.items() if len(levels) > 1]
+    curves.sort(key=lambda curve: (curve[0] == "", -max(r.value or 0 for r in curve[2].values())))
+    shown = sorted({i for _, _, levels in curves[:MOST_CURVES] for i in levels})
     traces: list[Trace] = []
-    tagged = {""}
-    for role, launch, members in found:
-        members = sorted((r for r in members if repr(r.config[name]) in at), key=lambda r: at[repr(r.config[name])])
+    for role, launch, levels in curves[:MOST_CURVES]:
         title = f"launch {launch}" + (f", {role}" if role else "")
+        members = [levels[i] for i in sorted(levels)]
         traces.append(Trace(
-            title, "curve", tuple(at[repr(r.config[name])] for r in members), tuple(r.value or 0.0 for r in members),
-            tag="" if role in tagged else role, role=role, feasible=tuple(r.feasible for r in members),
-            about=f"{title}: {config_text(story.space.split(members[0].config)[0])}"))
-        tagged.add(role)
+            title, "curve", tuple(shown.index(i) for i in sorted(levels)), tuple(r.value or 0.0 for r in members),
+            tag="" if role in [t.role for t in traces] else role, role=role,
+            about=f"{title}: {config_text(space.split(members[0].config)[0])}",
+            feasible=tuple(r.feasible for r in members)))
     if not traces:
         return None
-    x = Axis(name, "", tuple(range(len(choices))), -0.15, max(len(choices) - 1, 1) + 0.15,
-             tuple(value_text(c) for c in choices))
+    x = Axis(name, "", tuple(range(len(shown))), -0.15, max(len(shown) - 1, 1) + 0.15,
+             tuple(value_text(param.choices[i]) for i in shown))
     return Figure("load", f"Objective over {name}, one line a launch", f"{len(traces)} launches measured under several "
                   f"loads.", f"Objective over {name}: one line a launch; hollow dots break a limit.", x,
                   _axis("Objective", story.unit, [0, *(v for t in traces for v in t.y)]), tuple(traces[::-1]))
@@ -270,46 +263,38 @@ def load_curves(story: Story) -> Figure | None:
 def progress(story: Story) -> Figure | None:
     """The objective of every trial by launch, the best so far, crashes below zero, pivots as vertical lines."""
     launches: dict[int, int] = {}  # launch key: its number, counted from 1
-    steps: dict[str, list[tuple[int, TrialRecord]]] = {}
-    best: list[tuple[float, float]] = []
+    kinds: dict[str, list[Point]] = {kind: [] for kind in ("infeasible", "invalid", "crashed", "feasible")}
+    best: list[tuple[int, float]] = []
     trials = [r for r in story.records if ended(r)]
-    for record in trials:
-        launch = launches.setdefault(launch_key(record), len(launches) + 1)
-        kind = "crashed" if record.crashed else "invalid" if not valid(record) else \
-            "feasible" if record.feasible else "infeasible"
-        if record.crashed or record.value is not None:
-            steps.setdefault(kind, []).append((launch, record))
-        if kind == "feasible" and record.value is not None and (not best or record.value > best[-1][1]):
-            best.append((launch, record.value))
+    for r in trials:
+        launch = launches.setdefault(launch_key(r), len(launches) + 1)
+        kind = "crashed" if r.crashed else "invalid" if not valid(r) else "feasible" if r.feasible else "infeasible"
+        if r.crash is not None:
+            kinds[kind].append((launch, 0.0, one_line(f"trial {r.number}: crashed, {r.crash.category}"), r.config))
+        elif r.value is not None:
+            error = r.measurement.relative_error if r.measurement is not None else None
+            spread = "" if error is None else f" ± {percent(error)}"
+            kinds[kind].append((launch, r.value, f"trial {r.number}: {with_unit(r.value, story.unit)}{spread}, {kind}",
+                                r.config))
+            if kind == "feasible" and (not best or r.value > best[-1][1]):
+                best.append((launch, r.value))
     if not launches:
         return None
     last = len(launches)
-    values = [r.value for kind in ("feasible", "infeasible") for _, r in steps.get(kind, ()) if r.value is not None]
-    traces = []
+    traces = [_marks(kind, kind, points) for kind, points in kinds.items() if points]
     if best:
         best.append((last, best[-1][1]))
-        traces.append(Trace("best so far", "best", tuple(x for x, _ in best), tuple(y for _, y in best), step="hv"))
-    traces += [Trace(kind, kind, tuple(x for x, _ in steps[kind]),
-                     tuple(0.0 if kind == "crashed" else r.value or 0.0 for _, r in steps[kind]),
-                     tuple(_step_words(story, r, kind) for _, r in steps[kind]),
-                     tuple(r.config for _, r in steps[kind]))
-               for kind in ("infeasible", "invalid", "crashed", "feasible") if kind in steps]
+        x, y = zip(*best, strict=True)
+        traces.insert(0, Trace("best so far", "best", x, y, step="hv"))
     rules = tuple(Rule(float(p.get("after_launches") or 0), f"pivot {p.get('action')}",
                        about=one_line(f"{p.get('action')}: {p.get('reason')}")) for p in story.pivots)
     return Figure(
-        "progress", "Objective over launches", f"{len(trials)} trials, {len(steps.get('crashed', ()))} "
+        "progress", "Objective over launches", f"{len(trials)} trials, {len(kinds['crashed'])} "
         f"crashed, {len(rules)} pivots (dashed lines). The line is the best so far.",
         "Every trial by launch, the best so far as a line, crashes along the bottom, pivots as dashed lines.",
         Axis("Launches", "", tuple(t for t in ticks(0, last) if t <= last and t == int(t)), 0, last + 0.5),
-        _axis("Objective", story.unit, [0, max(values, default=1.0)]), tuple(traces), rules, strip=True)
-
-
-def _step_words(story: Story, record: TrialRecord, kind: str) -> str:
-    if record.crash is not None:
-        return one_line(f"trial {record.number}: crashed, {record.crash.category}")
-    error = record.measurement.relative_error if record.measurement is not None else None
-    return f"trial {record.number}: {with_unit(record.value, story.unit)}" \
-        + (f" ± {percent(error)}" if error is not None else "") + f", {kind}"
+        _axis("Objective", story.unit, [0, max((y for kind in ("feasible", "infeasible") for _, y, *_ in kinds[kind]),
+                                               default=1.0)]), tuple(traces), rules, strip=True)
 
 
 def px(value: float) -> str:

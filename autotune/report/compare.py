@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.records import UsageError, Value
 from autotune.report.levers import Lever
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from autotune.config.settings import Settings
 
 LOADS = ("concurrency", "context")
+# Verdicts in the order of the table, with their tones.
 TONES = {"changed sign": "bad", "differs": "strong", "open": "muted", "alike": ""}
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """One lever in several studies; None for a study without it. `verdict` is changed sign, differs, alike or open (an
     interval includes no effect, or is unknown)."""
 
@@ -39,8 +39,7 @@ class Pair:
     verdict: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """`signatures` are (signature, category, launches in each study)."""
 
     stories: tuple[Story, ...]
@@ -67,7 +66,7 @@ class Comparison:
         """(name, title, table) of each section."""
         found = [("studies", "The studies", self._studies()), ("best", "The best of each", self._best()),
                  ("levers", "Levers side by side", self._levers()), ("crashes", "Crashes", self._crashes())]
-        return [(name, title, shown) for name, title, shown in found if shown is not None]
+        return [(name, title, shown) for name, title, shown in found if shown.rows]
 
     def _studies(self) -> Table:
         rows = []
@@ -81,29 +80,23 @@ class Comparison:
                 percent(s.gain.share, signed=True) if s.gain else "", str(s.conclusion).replace("_", " ")))
         return table(("Study", "Devices", "Engine", ">Baseline", ">Best", ">Gain", "Verdict"), rows)
 
-    def _best(self) -> Table | None:
-        """Choices of the winners; different ones stand out. None when a study has no winner."""
+    def _best(self) -> Table:
+        """Choices of the winners; different ones stand out. Empty when a study has no winner."""
         winners = [s.winner.config for s in self.stories if s.winner is not None]
-        if len(winners) < len(self.stories):
-            return None
         rows: list[tuple[str | Cell, ...]] = []
-        for name in dict.fromkeys(name for w in winners for name in w):
+        for name in dict.fromkeys(name for w in winners for name in w if len(winners) == len(self.stories)):
             values = [value_text(w.get(name)) for w in winners]
             tone = "strong" if len(set(values)) > 1 else "muted"
             rows.append((name, *(Cell(v, tone) for v in values)))
         return table(("Choice", *self.names), rows)
 
-    def _levers(self) -> Table | None:
-        rows: list[tuple[str | Cell, ...]] = []
-        for pair in self.levers:
-            rows.append((pair.name, pair.instead, *(
+    def _levers(self) -> Table:
+        return table(("Choice", "Instead of", *(f">{n}" for n in self.names), "Verdict"), (
+            (pair.name, pair.instead, *(
                 Cell("-", "muted") if x is None else Cell(_change(x), tone_of(x)) for x in pair.levers),
-                         Cell(pair.verdict, TONES[pair.verdict])))
-        return table(("Choice", "Instead of", *(f">{n}" for n in self.names), "Verdict"), rows) if rows else None
+             Cell(pair.verdict, TONES[pair.verdict])) for pair in self.levers))
 
-    def _crashes(self) -> Table | None:
-        if not self.signatures:
-            return None
+    def _crashes(self) -> Table:
         return table(("Signature", "Category", *(f">{n}" for n in self.names)), (
             (one_line(s), one_line(c), *(str(n) if n else Cell("-", "muted") for n in counts))
             for s, c, counts in self.signatures), "Launches by crash signature")
@@ -152,21 +145,18 @@ def _story(settings: Settings, name: str) -> Story:
     records = study.records()
     same = identity.get("space_digest") == settings.space.digest
     space = settings.space if same else space_of(records, str(identity.get("space") or shown), settings.space)
-    return read_folder(study, shown, space, str(identity.get("objective") or settings.objective.name),
-                     identity.get("limits") or {}, folder)
+    return read_folder(settings, study, shown, space, {}, folder)
 
 
 def space_of(records: Sequence[TrialRecord], name: str, like: Space) -> Space:
     """A space rebuilt from trials: the parameters and choices seen, trial 0 as the baseline."""
-    seen: dict[str, list[Value]] = {}
+    seen: dict[str, dict[str, Value]] = {}
     for record in records:
         for param, value in record.config.items():
-            choices = seen.setdefault(param, [])
-            if not any(repr(value) == repr(c) for c in choices):
-                choices.append(value)
+            seen.setdefault(param, {})[repr(value)] = value
     loads = {p.name for p in like.load_params} | set(LOADS)
-    params = tuple(Param(param, tuple(sorted(choices, key=lambda c: (isinstance(c, str), c))), load=param in loads)
-                   for param, choices in seen.items())
+    params = tuple(Param(param, tuple(sorted(choices.values(), key=lambda c: (isinstance(c, str), c))),
+                         load=param in loads) for param, choices in seen.items())
     return Space(name, like.engine, params, dict(records[0].config) if records else {})
 
 
@@ -180,8 +170,7 @@ def _pairs(stories: Sequence[Story]) -> tuple[Pair, ...]:
         known = [x for x in levers if x is not None]
         if len(known) > 1:
             pairs.append(Pair(known[0].name, known[0].instead, tuple(levers), _verdict(known)))
-    order = {"changed sign": 0, "differs": 1, "open": 2, "alike": 3}
-    return tuple(sorted(pairs, key=lambda p: order[p.verdict]))
+    return tuple(sorted(pairs, key=lambda pair: list(TONES).index(pair.verdict)))
 
 
 def _verdict(levers: Sequence[Lever]) -> str:
@@ -200,9 +189,9 @@ def _caveats(stories: Sequence[Story]) -> tuple[str, ...]:
     for key, words in (("model", "models"), ("workload", "workloads"), ("limits", "limits")):
         if len({repr(story.identity.get(key)) for story in stories}) > 1:
             found.append(f"The {words} differ, so absolute figures do not compare.")
-    sources = {t.energy_source for t in (s.winner for s in stories) if t is not None}
+    sources = {s.winner.energy.source for s in stories if s.winner is not None}
     if len(sources) > 1:
-        found.append(f"Energy comes from different sources ({', '.join(sorted(map(str, sources)))}).")
+        found.append(f"Energy comes from different sources ({', '.join(sorted(sources))}).")
     unconfirmed = [s.study for s in stories if not s.confirmed]
     if unconfirmed:
         found.append(f"Not confirmed: {', '.join(unconfirmed)}.")
@@ -226,15 +215,12 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
                      "engine_version": s.identity.get("engine_version"), "winner": _entry(s, s.winner),
                      "baseline": _entry(s, s.baseline)} for s in comparison.stories],
         "levers": [{"choice": p.name, "instead_of": p.instead, "verdict": p.verdict,
-                    "factors": [None if x is None else {"factor": x.factor, "low": x.low, "high": x.high}
-                                for x in p.levers]} for p in comparison.levers],
-        "crashes": [{"signature": s, "category": c, "launches": list(n)} for s, c, n in comparison.signatures],
-        "caveats": list(comparison.caveats),
-    }
+                    "factors": [x and {"factor": x.factor, "low": x.low, "high": x.high} for x in p.levers]}
+                   for p in comparison.levers],
+        "crashes": [{"signature": s, "category": c, "launches": n} for s, c, n in comparison.signatures],
+        "caveats": comparison.caveats}
 
 
 def _entry(story: Story, entry: Tested | None) -> dict[str, Any] | None:
-    if entry is None:
-        return None
-    return {"trial": entry.trial, "config": dict(entry.config), "value": entry.value, "unit": story.unit,
-            "is_baseline": story.is_baseline(entry)}
+    return entry and {"trial": entry.trial, "config": entry.config, "value": entry.value, "unit": story.unit,
+                      "is_baseline": story.is_baseline(entry)}

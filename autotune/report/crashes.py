@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.records import Blame, Config, Crash, Value
 from autotune.report.measured import choice_text, copied, ended
@@ -17,8 +16,7 @@ MOST_SIGNATURES = 8  # signatures that are counted apart
 Choice = tuple[str, str]  # (parameter, repr of its value)
 
 
-@dataclasses.dataclass(frozen=True)
-class Suspect:
+class Suspect(NamedTuple):
     """A choice that every crash of a group has: `crashed` of `launches` launches with it ended in this group."""
 
     param: str
@@ -27,8 +25,7 @@ class Suspect:
     launches: int
 
 
-@dataclasses.dataclass(frozen=True)
-class CrashGroup:
+class CrashGroup(NamedTuple):
     """All crashes with one signature. `crash` is the newest one; `launches` counts real launches."""
 
     crash: Crash
@@ -43,8 +40,7 @@ class CrashGroup:
         return self.crash.signature
 
 
-@dataclasses.dataclass(frozen=True)
-class Fate:
+class Fate(NamedTuple):
     """Outcomes of the launches with one choice: served, and crashes by signature."""
 
     param: str
@@ -57,8 +53,7 @@ class Fate:
         return self.served + sum(self.crashed.values())
 
 
-@dataclasses.dataclass(frozen=True)
-class Untried:
+class Untried(NamedTuple):
     """Choices of one parameter that never served.
 
     `kind` is forbidden, closed, crashed (tried, never served), shadowed (tried only beside another choice that crashed
@@ -111,9 +106,8 @@ def _group(members: list[TrialRecord], names: tuple[str, ...], served: set[Choic
             if with_choice and (name, repr(value)) not in served:
                 suspects.append(Suspect(name, value, len(here & with_choice), len(with_choice)))
     top = max((s.crashed / s.launches for s in suspects), default=0.0)
-    return CrashGroup(newest, tuple(m.number for m in members), len(here),
-                      sum(m.cost_s or 0.0 for m in members), common,
-                      tuple(s for s in suspects if s.crashed / s.launches == top))
+    return CrashGroup(newest, tuple(m.number for m in members), len(here), sum(m.cost_s or 0.0 for m in members),
+                      common, tuple(s for s in suspects if s.crashed / s.launches == top))
 
 
 def fates(space: Space, records: Iterable[TrialRecord],

@@ -10,8 +10,8 @@ The dashboard (0.21) reads constraints in the form of Optuna 4 and picks the bes
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import dataclasses
 import json
 import pathlib
 import shlex
@@ -21,7 +21,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import optuna
@@ -30,7 +30,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.measure.objective import UNITS
 from autotune.records import AutotuneError, Measurement
-from autotune.report import verdict
+from autotune.report import tables, verdict
 from autotune.report.charts import GREEN, GREY, RED, layout, load_curves, plain, progress, tradeoff
 from autotune.report.crashes import fates
 from autotune.report.measured import FIGURES, choice_text, config_text, limited, standing
@@ -56,16 +56,12 @@ def dashboard(settings: Settings, study: Study) -> int:
     """Serve until interrupted. New trials of a running tuner appear by themselves, also in the plots."""
     with open_server(settings, study) as server:
         ended = threading.Event()
-        follower = threading.Thread(target=_follow, args=(settings, study, ended), daemon=True)
-        follower.start()
+        threading.Thread(target=_follow, args=(settings, study, ended), daemon=True).start()
         print(f"dashboard: http://{HOST}:{server.server_port}/dashboard/studies/{study.inner._study_id} "
               "(Ctrl-C ends it)", flush=True)
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
-        except KeyboardInterrupt:
-            return 0
-        finally:
-            ended.set()
+        ended.set()
     return 0
 
 
@@ -77,8 +73,7 @@ def open_server(settings: Settings, study: Study, port: int = PORT) -> WSGIServe
     publish(study, read(settings, study))
     artifacts = settings.folder / "artifacts"
     artifacts.mkdir(parents=True, exist_ok=True)
-    app = wsgi(storage=FeasibleFirst(study.storage),
-               artifact_store=FileSystemArtifactStore(str(artifacts)))
+    app = wsgi(storage=FeasibleFirst(study.storage), artifact_store=FileSystemArtifactStore(str(artifacts)))
     try:
         server = make_server(HOST, port, app, _Server, _Quiet)
     except OSError:
@@ -120,8 +115,7 @@ def publish(study: Study, story: Story) -> None:
         study.inner.set_metric_names([story.unit])
 
 
-@dataclasses.dataclass(frozen=True)
-class Plot:
+class Plot(NamedTuple):
     """A plotly figure with the method that optuna_dashboard.save_plotly_graph_object needs; plotly is not imported."""
 
     name: str
@@ -177,9 +171,7 @@ def _levers(story: Story) -> dict[str, Any] | None:
 
 def study_note(story: Story) -> str:
     """The note of the whole study in Markdown."""
-    label = verdict.label(story, story.winner) if story.winner else ""
-    return markdown("study_note.jinja", story=story,
-                    figures=table(("Figure", ">Baseline", f">{label}", ">Change", "Limit"), verdict.figure_rows(story)),
+    return markdown("study_note.jinja", story=story, figures=tables.figures(story)._replace(caption=""),
                     command=f"python -m autotune report +space={shlex.quote(story.space.name)}")
 
 
@@ -249,18 +241,15 @@ def _figures(record: TrialRecord, m: Measurement, unit: str, limits: Mapping[str
 
 def _command(launch: LaunchFacts) -> str:
     """The server's environment and command, a flag with its values on each line."""
-    env = [f"{k}={shlex.quote(v)}" for k, v in (launch.env or {}).items()]
-    lines: list[list[str]] = [env] if env else []
-    for i, arg in enumerate(launch.argv):
-        if i == 0 or arg.startswith("--"):
-            lines.append([])
-        lines[-1].append(shlex.quote(arg))
-    return " \\\n  ".join(" ".join(line) for line in lines)
+    env = " ".join(f"{k}={shlex.quote(v)}" for k, v in (launch.env or {}).items())
+    words = "".join((" \\\n  " if arg.startswith("--") else " ") + shlex.quote(arg) for arg in launch.argv)
+    return f"{env} \\\n {words}" if env else words[1:]
 
 
 def wrapped(text: str) -> str:
     """Long lines broken: the dashboard lets a code block widen the whole page."""
     return "\n".join(line[i:i + WIDEST] for line in text.splitlines() for i in range(0, max(len(line), 1), WIDEST))
+
 
 def _follow(settings: Settings, study: Study, ended: threading.Event) -> None:
     """Publish again whenever trials were added. What cannot be read now is tried again, and said once."""
@@ -268,7 +257,7 @@ def _follow(settings: Settings, study: Study, ended: threading.Event) -> None:
     said = ""
     while not ended.wait(REFRESH_S):
         try:
-            now = _finished(study)
+            now = sum(r.state in ("COMPLETE", "PRUNED", "FAIL") for r in study.records())
             if seen is not None and now != seen:
                 publish(study, read(settings, study))
             seen, said = now, ""
@@ -276,10 +265,6 @@ def _follow(settings: Settings, study: Study, ended: threading.Event) -> None:
             if str(error) != said:
                 print(f"autotune: the plots are as they were: {one_line(error)}", file=sys.stderr, flush=True)
             said = str(error)
-
-
-def _finished(study: Study) -> int:
-    return sum(r.state in ("COMPLETE", "PRUNED", "FAIL") for r in study.records())
 
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]

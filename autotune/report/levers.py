@@ -8,10 +8,11 @@ changed together are compared together, against the baseline's server under the 
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from autotune.measure.statistics import student_t
 from autotune.records import Value, config_key
@@ -23,8 +24,7 @@ MOST_FREEDOM = 200  # degrees of freedom in the table of Student's t
 LARGEST_LOG = 700.0  # beyond it, exp() overflows
 
 
-@dataclasses.dataclass(frozen=True)
-class Lever:
+class Lever(NamedTuple):
     """`choices` instead of `bases` multiply the objective by `factor` (95 % interval low to high, where known)."""
 
     choices: Mapping[str, Value]
@@ -69,30 +69,23 @@ def levers(space: Space, measured: Sequence[Tested]) -> tuple[Lever, ...]:
 
 def _most_measured(name: str, measured: Sequence[Tested]) -> Value | None:
     """The reference choice of a parameter that the baseline does not have."""
-    counts: dict[str, list[Value]] = {}
-    for entry in measured:
-        if name in entry.config:
-            counts.setdefault(repr(entry.config[name]), []).append(entry.config[name])
-    return max(counts.values(), key=len)[0] if counts else None
+    values = [entry.config[name] for entry in measured if name in entry.config]
+    counts = collections.Counter(map(repr, values))
+    return max(values, key=lambda value: counts[repr(value)], default=None)
 
 
 def _of_param(space: Space, param: Param, base: Value, measured: Sequence[Tested]) -> list[Lever]:
-    dependents = _dependents(space, {param.name})
+    name, dependents = param.name, _dependents(space, {param.name})
+    entries = [entry for entry in measured if name in entry.config and entry.value > 0]
     groups: dict[str, dict[str, list[Tested]]] = {}
-    values: dict[str, Value] = {}
-    for entry in measured:
-        if param.name in entry.config and entry.value > 0:
-            rest = {k: v for k, v in entry.config.items() if k != param.name and k not in dependents}
-            key = repr(entry.config[param.name])
-            values[key] = entry.config[param.name]
-            groups.setdefault(config_key(rest), {}).setdefault(key, []).append(entry)
+    for entry in entries:
+        rest = {k: v for k, v in entry.config.items() if k != name and k not in dependents}
+        groups.setdefault(config_key(rest), {}).setdefault(repr(entry.config[name]), []).append(entry)
     found = []
-    for key, choice in values.items():
-        if key == repr(base):
-            continue
+    for key, choice in {repr(entry.config[name]): entry.config[name] for entry in entries}.items():
         pairs = [(a, b) for group in groups.values() for a in group.get(repr(base), []) for b in group.get(key, [])]
-        if pairs:
-            found.append(_lever({param.name: choice}, {param.name: base}, param.load, pairs))
+        if pairs and key != repr(base):
+            found.append(_lever({name: choice}, {name: base}, param.load, pairs))
     return found
 
 
@@ -138,13 +131,9 @@ def bounded_exp(log: float) -> float:
 
 def _window_error(pairs: Sequence[tuple[Tested, Tested]]) -> float | None:
     """Half-width of the mean log ratio from the windows' own errors; None when one is unknown."""
-    squares = []
-    for pair in pairs:
-        for entry in pair:
-            if entry.relative_error is None:
-                return None
-            squares.append(min(entry.relative_error, LARGEST_LOG) ** 2)
-    return math.sqrt(sum(squares)) / len(pairs)
+    errors = [entry.relative_error for pair in pairs for entry in pair]
+    known = [min(error, LARGEST_LOG) for error in errors if error is not None]
+    return math.hypot(*known) / len(pairs) if len(known) == len(errors) else None
 
 
 def _dependents(space: Space, names: set[str]) -> set[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from autotune.records import Config, Value, config_key
+from autotune.records import Config, Energy, Value, config_key
 from autotune.space.constraints import text
 from autotune.storage.trial import ALONE, BESIDE, TrialRecord
 from autotune.utils.text import one_line
@@ -23,8 +23,7 @@ FIGURES = {
 LATENCY = re.compile(r"(ttft|tpot|itl|e2e)_(p50|p90|p99|mean)_ms")
 
 
-@dataclasses.dataclass(frozen=True)
-class Tested:
+class Tested(NamedTuple):
     """One configuration with every valid measurement of it.
 
     `value` is the mean objective, `relative_error` the half-width of its 95 % interval as a share, from the spread
@@ -51,12 +50,9 @@ class Tested:
         return tuple(name for name, ratio in self.ratios.items() if ratio > 1)
 
     @property
-    def energy_source(self) -> str | None:
-        return self.record.measurement.energy.source if self.record.measurement is not None else None
-
-    @property
-    def energy_assumed(self) -> bool:
-        return self.record.measurement is not None and self.record.measurement.energy.assumed
+    def energy(self) -> Energy:
+        assert self.record.measurement is not None
+        return self.record.measurement.energy
 
 
 def valid(record: TrialRecord) -> bool:
@@ -121,16 +117,12 @@ def _merge(group: Sequence[TrialRecord]) -> Tested:
     figures = {name: value for name, value in _means([r.figures for r in group]).items()
                if name in FIGURES or LATENCY.fullmatch(name)}
     feasible = any(r.feasible for r in group) and all(ratio <= 1 for ratio in ratios.values())
-    return Tested(group[-1].config, numbers, sum(values) / len(values), error, feasible,
-                  figures, ratios, group[-1])
+    return Tested(group[-1].config, numbers, sum(values) / len(values), error, feasible, figures, ratios, group[-1])
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of every key over the rows that have it."""
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            found.setdefault(name, []).append(value)
+    found = {name: [row[name] for row in rows if name in row] for row in rows for name in row}
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
@@ -172,8 +164,6 @@ def changes_text(baseline: Config, config: Config, absent: str = "absent") -> st
 
 def region_text(region: Mapping[str, object]) -> str:
     """A set of configurations as `a=1 or 2 and b=true`."""
-    parts = []
-    for name, values in region.items():
-        several = values if isinstance(values, list | tuple) else (values,)
-        parts.append(f"{name}={' or '.join(one_line(text(v)) for v in several)}")
-    return " and ".join(parts) or "the whole space"
+    several = {name: values if isinstance(values, list | tuple) else (values,) for name, values in region.items()}
+    return " and ".join(f"{name}={' or '.join(one_line(text(v)) for v in values)}"
+                        for name, values in several.items()) or "the whole space"

@@ -125,14 +125,12 @@ def _mapping_text(value: Any) -> str:
                      if v is not None)
 
 
-def html(template: str, **content: Any) -> str:
-    """A template as one HTML file."""
-    return _environment("html").get_template(template).render(sections=[], **content).strip() + "\n"
+def _render(form: str, template: str, **content: Any) -> str:
+    """A template as one HTML file or as GitHub-flavoured Markdown."""
+    return _environment(form).get_template(template).render(sections=[], **content).strip() + "\n"
 
 
-def markdown(template: str, **content: Any) -> str:
-    """A template as GitHub-flavoured Markdown."""
-    return _environment("markdown").get_template(template).render(sections=[], **content).strip() + "\n"
+html, markdown = functools.partial(_render, "html"), functools.partial(_render, "markdown")
 
 
 @functools.cache

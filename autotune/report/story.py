@@ -15,7 +15,7 @@ import json
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -45,8 +45,10 @@ class Conclusion(enum.StrEnum):
     NOTHING_MEASURED = "nothing_measured"
 
 
-@dataclasses.dataclass(frozen=True)
-class Gain:
+DECIDED = (Conclusion.IMPROVED, Conclusion.NO_IMPROVEMENT, Conclusion.UNDECIDED)  # by the confirmation
+
+
+class Gain(NamedTuple):
     """Gain of the winner over the baseline as a share, with its 95 % interval where known."""
 
     share: float
@@ -55,8 +57,7 @@ class Gain:
     confirmed: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """Trials by outcome. `copied` repeat another trial's outcome and are also counted under it."""
 
     trials: int
@@ -71,8 +72,7 @@ class Counts:
     crashed_launches: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Spent:
+class Spent(NamedTuple):
     """Time in seconds. `wall_s` is first start to last end, None when unknown."""
 
     wall_s: float | None
@@ -81,8 +81,7 @@ class Spent:
     crashed_s: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """One limit and the winner's measured / limit: a `ratio` above 1 breaks the limit; 1 - ratio is the headroom."""
 
     name: str
@@ -160,20 +159,18 @@ def read(settings: Settings, study: Study) -> Story:
 
     Raises AutotuneError when matrix.json is not what the verb matrix writes.
     """
-    identity: Mapping[str, Any] = study.attrs().get("identity") or {}
-    objective = str(identity.get("objective") or settings.objective.name)
-    limits = identity.get("limits")
-    return read_folder(study, settings.study_name, settings.space, objective,
-                       settings.limits if limits is None else limits, settings.folder)
+    return read_folder(settings, study, settings.study_name, settings.space, settings.limits, settings.folder)
 
 
-def read_folder(study: Study, name: str, space: Space, objective: str, limits: Mapping[str, float],
+def read_folder(settings: Settings, study: Study, name: str, space: Space, limits: Mapping[str, float],
                 folder: pathlib.Path | None) -> Story:
-    """The story of a study whose space and limits are not those of the settings."""
-    matrix = _matrix(folder / "matrix.json") if folder else []
-    pivots = read_pivots(folder) if folder else []
+    """The story of a study of another space; `limits` and the settings' objective are for studies that stored none."""
+    identity: Mapping[str, Any] = study.attrs().get("identity") or {}
     with no_garbage_collection():
-        return summarize(name, space, objective, limits, study.records(), study.attrs(), pivots, matrix)
+        return summarize(name, space, str(identity.get("objective") or settings.objective.name),
+                         limits if identity.get("limits") is None else identity["limits"], study.records(),
+                         study.attrs(), read_pivots(folder) if folder else (),
+                         _matrix(folder / "matrix.json") if folder else ())
 
 
 @contextlib.contextmanager
@@ -189,7 +186,7 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _matrix(path: pathlib.Path) -> list[Mapping[str, Any]]:
+def _matrix(path: pathlib.Path) -> Any:
     if not path.exists():
         return []
     try:
@@ -198,11 +195,10 @@ def _matrix(path: pathlib.Path) -> list[Mapping[str, Any]]:
         raise AutotuneError(f"{path} cannot be read ({error}): delete it, or run the verb matrix again") from error
     try:
         from_json(rows, list[MatrixRow])
-        checked: list[Mapping[str, Any]] = from_json(rows, list[dict[str, Choice | None]])
+        return from_json(rows, list[dict[str, Choice | None]])
     except ValueError as error:
         raise AutotuneError(f"{path} is not a list of rows as the verb matrix writes them (row {error}): delete it, or "
                             "run the verb matrix again") from error
-    return checked
 
 
 def summarize(study: str, space: Space, objective: str, limits: Mapping[str, float], records: Sequence[TrialRecord],
@@ -213,7 +209,9 @@ def summarize(study: str, space: Space, objective: str, limits: Mapping[str, flo
     baseline = find(space.baseline, measured)
     best = measured[0] if measured and measured[0].feasible else None
     confirmation = dict(attrs.get("confirmation") or {})
-    conclusion = _conclusion(measured, best, confirmation)
+    decided = confirmation.get("decided")
+    conclusion = Conclusion.NOTHING_MEASURED if not measured else Conclusion.NOTHING_FEASIBLE if best is None else \
+        Conclusion(decided) if decided in DECIDED else Conclusion.NOT_CONFIRMED
     winner = _winner(conclusion, confirmation, measured, baseline, best)
     crashes = group(records, [p.name for p in space.server_params])
     baseline_key = config_key(space.baseline)
@@ -231,16 +229,6 @@ def summarize(study: str, space: Space, objective: str, limits: Mapping[str, flo
         provenance=dict(attrs.get("provenance") or {}), stop=stop, confirmation=confirmation,
         strategy=str(attrs.get("strategy") or ""), neighbours=dict(attrs.get("neighbours") or {}))
     return dataclasses.replace(story, gain=_gain(story))
-
-
-def _conclusion(measured: Sequence[Tested], best: Tested | None, confirmation: Mapping[str, Any]) -> Conclusion:
-    if not measured:
-        return Conclusion.NOTHING_MEASURED
-    if best is None:
-        return Conclusion.NOTHING_FEASIBLE
-    decided = confirmation.get("decided")
-    known = (Conclusion.IMPROVED, Conclusion.NO_IMPROVEMENT, Conclusion.UNDECIDED)
-    return Conclusion(decided) if decided in known else Conclusion.NOT_CONFIRMED
 
 
 def _winner(conclusion: Conclusion, confirmation: Mapping[str, Any], measured: Sequence[Tested],

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autotune.records import config_key
-from autotune.report import verdict
+from autotune.records import Config, config_key
+from autotune.report import measured, verdict
 from autotune.report.charts import px
 from autotune.report.crashes import CrashGroup, Fate, fates
 from autotune.report.levers import Lever
-from autotune.report.measured import (
-    Tested,
-    changed,
-    changes_text,
-    choice_text,
-    config_text,
-    region_text,
-    standing,
-    value_text,
-)
-from autotune.report.story import Story
-from autotune.utils.text import count, number, one_line, percent
+from autotune.report.measured import Tested, changes_text, choice_text, config_text, region_text, value_text
+from autotune.report.story import Conclusion, Story
+from autotune.space.space import server_key
+from autotune.utils.text import count, number, one_line, percent, with_unit
 
 Picture = Mapping[str, Any]  # a bar or a swatch: `kind` and coordinates, for templates/charts.jinja
 BAR_WIDTH = 200
@@ -52,8 +43,7 @@ class Column(NamedTuple):
     optional: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
@@ -93,16 +83,26 @@ def nearest(story: Story) -> Table:
 def changes(story: Story, base: Tested, winner: Tested) -> Table:
     return table(("Choice", "Baseline", "Winner" if story.confirmed else "Best"), (
         (name, value_text(a), Cell(value_text(b), "strong"))
-        for name, (a, b) in changed(base.config, winner.config).items()),
+        for name, (a, b) in measured.changed(base.config, winner.config).items()),
         "What changes; every other choice is the baseline's")
 
 
-def figures(story: Story, winner: Tested) -> Table:
-    """Figures of the baseline and the winner with the limits."""
-    rows = verdict.figure_rows(story)
-    if story.baseline is winner:
+def figures(story: Story) -> Table:
+    """Every known figure of the baseline and the winner (where that is another) with the limits."""
+    base, winner = story.baseline, story.winner
+    limits = {measured.limited(limit.name): limit for limit in story.limits}
+    rows = []
+    for name in [*measured.FIGURES, *(n for n in limits if n not in measured.FIGURES)]:
+        title, unit = measured.figure_title(name)
+        a = base.figures.get(name) if base else None
+        b = winner.figures.get(name) if winner else None
+        if a is not None or b is not None or name in limits:
+            rows.append((title, with_unit(a, unit), with_unit(b, unit),
+                         percent(b / a - 1, signed=True) if a and b is not None else "",
+                         verdict.limit_words(limits[name]) if name in limits else ""))
+    if base is winner:
         return table(("Figure", ">Baseline", "?Limit"), ((r[0], r[1], r[4]) for r in rows), "The baseline's figures")
-    head = verdict.label(story, winner)
+    head = "Winner" if story.conclusion is Conclusion.IMPROVED else "Best"
     return table(("Figure", ">Baseline", f">{head}", ">Change", "?Limit"), rows, "Figures")
 
 
@@ -127,24 +127,55 @@ def finalists(story: Story) -> Table:
 
 def load(story: Story) -> Table | None:
     """Baseline and winner under each load, from matrix.json or else from the trials; None for fewer than two loads."""
-    return _matrix(story) if story.matrix else _load_of_trials(story)
+    if not story.matrix:
+        return _load_of_trials(story)
+    loads: dict[tuple[int, int], dict[str, Mapping[str, Any]]] = {}
+    for row in story.matrix:
+        loads.setdefault((row["ctx"], row["concurrency"]), {})[row["config"]] = row
+    names = sorted(dict.fromkeys(row["config"] for row in story.matrix), key=lambda name: name != "baseline")
+    units = {k: MATRIX[k] for k in MATRIX_MAIN if any(k in row for row in story.matrix)}
+    key = next((k for k in ("tokens_per_j", "tokens_per_s") if k in units), "")
+    return _by_load((">Context", ">Concurrency"), [((_plain(ctx), _plain(level)), rows)
+                                                  for (ctx, level), rows in sorted(loads.items())],
+                    names, units, key, f">Change in {units.get(key)}")
 
 
-def _matrix(story: Story) -> Table:
-    """A row for each load: figures of every configuration, and the change from the first one."""
-    names = sorted(dict.fromkeys(str(row.get("config")) for row in story.matrix), key=lambda n: n != "baseline")
-    rows = {(str(r.get("config")), r.get("ctx"), r.get("concurrency")): r for r in story.matrix}
-    loads = sorted({(r.get("ctx") or 0, r.get("concurrency") or 0) for r in story.matrix})
-    main = [k for k in MATRIX_MAIN if any(k in r for r in story.matrix)]
-    key = next((k for k in ("tokens_per_j", "tokens_per_s") if k in main), None) if len(names) > 1 else None
+def _load_of_trials(story: Story) -> Table | None:
+    """The same from trials of the baseline's and the winner's server."""
+    if story.winner is None:
+        return None
+    servers = {server_key(story.space, story.winner.config): "Winner",
+               server_key(story.space, story.space.baseline): "Baseline"}
+    found: dict[str, tuple[Config, dict[str, Mapping[str, Any]]]] = {}
+    for entry in story.measured:
+        name, load = servers.get(server_key(story.space, entry.config)), story.space.split(entry.config)[1]
+        if name and load:
+            found.setdefault(config_key(load), (load, {}))[1][name] = {**entry.figures, "": entry.value}
+    if len(found) < 2:
+        return None
+
+    def position(name: str, value: Any) -> int:
+        choices = [repr(c) for c in story.space.param(name).choices]
+        return choices.index(repr(value)) if repr(value) in choices else len(choices)
+
+    ordered = sorted(found.values(), key=lambda pair: [position(*item) for item in pair[0].items()])
+    units = {"": story.unit} | ({"tokens_per_s": "tok/s"} if story.unit != "tok/s" else {})
+    return _by_load(("Load",), [((config_text(load),), rows) for load, rows in ordered],
+                    sorted(servers.values()), units, "", ">Change")
+
+
+def _by_load(heads: Sequence[str], loads: Iterable[tuple[Sequence[str], Mapping[str, Mapping[str, Any]]]],
+             names: Sequence[str], units: Mapping[str, str], key: str, change: str) -> Table:
+    """A row for each load: figures `units` of every configuration in `names`, and the change of the figure `key`."""
+    several = len(names) > 1 and key in units
     lines: list[list[str | Cell]] = []
-    for ctx, level in loads:
-        found = [rows.get((name, ctx, level), {}) for name in names]
-        lines.append([_plain(ctx), _plain(level), *(_matrix_cell(row, k) for row in found for k in main)])
-        if key:
+    for head, rows in loads:
+        found = [rows.get(name, {}) for name in names]
+        lines.append([*head, *(_figure(row, k) for row in found for k in units)])
+        if several:
             lines[-1].append(_change(found[0].get(key), found[-1].get(key)))
-    return table([">Context", ">Concurrency", *(f">{one_line(name)} {MATRIX[k]}" for name in names for k in main),
-                  *([f">Change in {MATRIX[key]}"] if key else [])], lines)
+    return table([*heads, *(f">{one_line(name)} {unit}" for name in names for unit in units.values()),
+                  *([change] if several else [])], lines)
 
 
 def matrix_details(story: Story) -> Table | None:
@@ -153,11 +184,11 @@ def matrix_details(story: Story) -> Table | None:
     if not rest:
         return None
     return table(("Configuration", ">Context", ">Concurrency", *(f">{MATRIX[k]}" for k in rest), "Remark"), (
-        (one_line(r.get("config")), _plain(r.get("ctx")), _plain(r.get("concurrency")),
-         *(_matrix_cell(r, k) for k in rest), one_line(r.get("remark") or "")) for r in story.matrix))
+        (one_line(r["config"]), _plain(r["ctx"]), _plain(r["concurrency"]), *(_figure(r, k) for k in rest),
+         one_line(r.get("remark") or "")) for r in story.matrix))
 
 
-def _matrix_cell(row: Mapping[str, Any], key: str) -> Cell:
+def _figure(row: Mapping[str, Any], key: str) -> Cell:
     if key in row:
         return Cell(_plain(row[key]))
     return Cell("crash", "bad") if row.get("crash_signature") else Cell("-", "muted")
@@ -178,72 +209,30 @@ def _change(before: Any, now: Any) -> Cell:
     return Cell(percent(share, signed=True), "good" if share > 0 else "bad" if share < 0 else "")
 
 
-def _load_of_trials(story: Story) -> Table | None:
-    """The same from trials of the baseline's and the winner's server."""
-    if story.winner is None:
-        return None
-    split, unit = story.space.split, story.unit
-    servers = {name: config_key(split(config)[0]) for name, config in
-               (("Baseline", story.space.baseline), ("Winner", story.winner.config))}
-    if servers["Baseline"] == servers["Winner"]:
-        del servers["Winner"]
-    found: dict[str, dict[str, Tested]] = {}
-    for entry in story.measured:
-        server, load = split(entry.config)
-        for name, key in servers.items():
-            if load and config_key(server) == key:
-                found.setdefault(config_key(load), {})[name] = entry
-    if len(found) < 2:
-        return None
-
-    def load_of(entries: Mapping[str, Tested]) -> dict[str, Any]:
-        return dict(split(next(iter(entries.values())).config)[1])
-
-    def position(name: str, value: Any) -> int:
-        choices = [repr(c) for c in story.space.param(name).choices]
-        return choices.index(repr(value)) if repr(value) in choices else len(choices)
-
-    rows: list[list[str | Cell]] = []
-    for entries in sorted(found.values(), key=lambda e: [position(n, v) for n, v in load_of(e).items()]):
-        rows.append([config_text(load_of(entries))])
-        for entry_ in map(entries.get, servers):
-            rows[-1].append(number(entry_.value) if entry_ else Cell("-", "muted"))
-            if unit != "tok/s":
-                rows[-1].append(number(entry_.figures.get("tokens_per_s")) if entry_ else Cell("-", "muted"))
-        if len(servers) > 1:
-            rows[-1].append(_change(*(entries[n].value if n in entries else None for n in servers)))
-    units = [unit, "tok/s"] if unit != "tok/s" else [unit]
-    change = [">Change"] if len(servers) > 1 else []
-    return table(["Load", *(f">{name} {u}" for name in servers for u in units), *change], rows)
-
-
 def acceptance(story: Story) -> tuple[Table, int] | None:
     """(acceptance lengths by server and load, number of servers); None when none was measured."""
-    split = story.space.split
     servers: dict[str, list[Tested]] = {}
     for entry in story.measured:
         if ACCEPTANCE in entry.figures:
-            servers.setdefault(config_key(split(entry.config)[0]), []).append(entry)
+            servers.setdefault(server_key(story.space, entry.config), []).append(entry)
     if not servers:
         return None
-    server = split(story.space.baseline)[0]
-    base = {config_key(split(e.config)[1]): e for e in story.measured
-            if config_key(split(e.config)[0]) == config_key(server)}
+    base_server = story.space.split(story.space.baseline)[0]
+    base = {config_key(load): entry for entry in story.measured
+            for server, load in [story.space.split(entry.config)] if config_key(server) == config_key(base_server)}
+    speed = [] if story.unit == "tok/s" else [">tok/s"]
     rows: list[tuple[str, ...]] = []
     for group in list(servers.values())[:MOST_SERVERS]:
         for entry in sorted(group, key=lambda e: e.figures[ACCEPTANCE], reverse=True):
-            own, load = split(entry.config)
-            other = base.get(config_key(load))
-            comparable = other is not None and other is not entry and other.value > 0
-            rows.append((str(entry.trial), changes_text(server, own) or "the baseline's",
-                         config_text(load) if load else "-", f"{entry.figures[ACCEPTANCE]:.2f}",
-                         number(entry.figures.get("tokens_per_s")), number(entry.value),
-                         percent(entry.value / other.value - 1, signed=True) if other and comparable else "-"))
-    columns: tuple[str, ...] = ("Trial", "Server", "Load", ">Tokens per verify step", ">tok/s", f">{story.unit}",
-                                ">Against the baseline's server")
-    if story.unit == "tok/s":
-        columns, rows = columns[:4] + columns[5:], [row[:4] + row[5:] for row in rows]
-    return table(columns, rows), len(servers)
+            server, load = story.space.split(entry.config)
+            other = base.get(config_key(load), entry)
+            gain = entry.value / other.value - 1 if other is not entry and other.value > 0 else None
+            rows.append((str(entry.trial), changes_text(base_server, server) or "the baseline's",
+                         config_text(load) or "-", f"{entry.figures[ACCEPTANCE]:.2f}",
+                         *(number(entry.figures.get("tokens_per_s")) for _ in speed), number(entry.value),
+                         percent(gain, signed=True)))
+    return table(("Trial", "Server", "Load", ">Tokens per verify step", *speed, f">{story.unit}",
+                  ">Against the baseline's server"), rows), len(servers)
 
 
 def levers(found: Sequence[Lever], title: str) -> Table:
@@ -330,6 +319,6 @@ def trials(story: Story) -> Table:
         rows.append((str(r.number), "" if r.launch_id is None else str(r.launch_id),
                      changes_text(story.space.baseline, r.config, absent="-") or "baseline",
                      number(r.value) if r.value is not None else "", *shown,
-                     Cell(standing(r), "bad" if r.crashed else "good" if r.feasible else "muted")))
+                     Cell(measured.standing(r), "bad" if r.crashed else "good" if r.feasible else "muted")))
     return table((">Trial", "?>Launch", "Differs from the baseline in", f">{story.unit}", "?>tok/s", "?>W", "Standing"),
                  rows)

@@ -45,8 +45,7 @@ def print_summary(story: Story, file: IO[str] | None = None) -> None:
         for label, fact in (facts | {"Energy": verdict.energy_words(winner)}).items():
             console.print(Text.assemble((label.ljust(14), "dim"), _text(fact)))
         console.print()
-        columns = ("Figure", ">Baseline", f">{verdict.label(story, winner)}", ">Change", "Limit")
-        _print(console, tables.table(columns, verdict.figure_rows(story)), "")
+        _print(console, tables.figures(story), "")
     if story.levers:
         columns = ("Choice", "Instead of", "Change", "95 % interval", "Pairs")
         _print(console, tables.levers(story.levers, "").only(*columns),
@@ -105,33 +104,26 @@ def _print(console: Console, data: tables.Table, title: str, most: int | None = 
 
 def as_data(story: Story) -> dict[str, Any]:
     """The summary for scripts. Keys are stable; unknown figures are absent."""
-    gain = story.gain
     return {
         "study": story.study, "conclusion": str(story.conclusion), "headline": verdict.headline(story),
         "objective": story.objective, "unit": story.unit,
         "winner": _tested(story.winner), "baseline": _tested(story.baseline),
-        "gain": None if gain is None else {"share": gain.share, "low": gain.low, "high": gain.high,
-                                           "confirmed": gain.confirmed},
-        "limits": [{"name": x.name, "limit": x.limit, "ratio": x.ratio} for x in story.limits],
+        "gain": story.gain and story.gain._asdict(), "limits": [limit._asdict() for limit in story.limits],
         "finalists": [_tested(t) for t in story.finalists],
-        "counts": vars(story.counts), "spent_s": vars(story.spent),
-        "levers": [vars(lever) for lever in story.levers],
+        "counts": story.counts._asdict(), "spent_s": story.spent._asdict(),
+        "levers": [lever._asdict() for lever in story.levers],
         "crashes": [{"signature": g.signature, "category": g.crash.category, "stage": g.crash.stage,
-                     "blame": g.crash.blame, "trials": list(g.trials), "launches": g.launches, "cost_s": g.cost_s,
+                     "blame": g.crash.blame, "trials": g.trials, "launches": g.launches, "cost_s": g.cost_s,
                      "explanation": g.crash.explanation, "next_step": g.crash.next_step,
-                     "suspects": [vars(s) for s in g.suspects]} for g in story.crashes],
-        "pivots": [dict(p) for p in story.pivots],
-        "never_served": [vars(u) for u in story.untried],
-        "matrix": [dict(row) for row in story.matrix],
-        "stop": dict(story.stop), "confirmation": dict(story.confirmation), "neighbours": dict(story.neighbours),
-        "identity": dict(story.identity), "provenance": dict(story.provenance),
-    }
+                     "suspects": [s._asdict() for s in g.suspects]} for g in story.crashes],
+        "pivots": story.pivots, "never_served": [u._asdict() for u in story.untried], "matrix": story.matrix,
+        "stop": story.stop, "confirmation": story.confirmation, "neighbours": story.neighbours,
+        "identity": story.identity, "provenance": story.provenance}
 
 
 def _tested(entry: Tested | None) -> dict[str, Any] | None:
     if entry is None:
         return None
-    return {"trial": entry.trial, "trials": list(entry.trials), "config": dict(entry.config), "value": entry.value,
-            "relative_error": entry.relative_error, "feasible": entry.feasible, "figures": dict(entry.figures),
-            "limit_ratios": dict(entry.ratios), "energy_source": entry.energy_source,
-            "energy_assumed": entry.energy_assumed}
+    return {"trial": entry.trial, "trials": entry.trials, "config": entry.config, "value": entry.value,
+            "relative_error": entry.relative_error, "feasible": entry.feasible, "figures": entry.figures,
+            "limit_ratios": entry.ratios, "energy_source": entry.energy.source, "energy_assumed": entry.energy.assumed}

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from autotune.report.measured import FIGURES, Tested, config_text, figure_title, limited
+from autotune.report.measured import FIGURES, Tested, config_text, figure_title
 from autotune.report.story import Conclusion, Limit, Story
 from autotune.utils.text import count, duration, number, one_line, percent, with_unit
 
@@ -91,30 +91,6 @@ def _capital(words: object) -> str:
     return one_line(words)[:1].upper() + one_line(words)[1:]
 
 
-def label(story: Story, entry: Tested) -> str:
-    """Title of an entry's column of figures."""
-    if story.is_baseline(entry):
-        return "Baseline"
-    return "Winner" if story.conclusion is Conclusion.IMPROVED else "Best"
-
-
-def figure_rows(story: Story) -> list[tuple[str, str, str, str, str]]:
-    """(figure, baseline, winner, change, limit): every known figure of the baseline and the winner, as text."""
-    base, winner = story.baseline, story.winner
-    limits = {limited(limit.name): limit for limit in story.limits}
-    rows = []
-    for name in [*FIGURES, *(n for n in limits if n not in FIGURES)]:
-        title, unit = figure_title(name)
-        a = base.figures.get(name) if base else None
-        b = winner.figures.get(name) if winner else None
-        if a is None and b is None and name not in limits:
-            continue
-        change = percent(b / a - 1, signed=True) if a and b is not None and winner is not base else ""
-        bound = limit_words(limits[name]) if name in limits else ""
-        rows.append((title, with_unit(a, unit), with_unit(b, unit), change, bound))
-    return rows
-
-
 def tiles(story: Story, winner: Tested) -> list[Tile]:
     """Key figures of the winner beside the baseline's."""
     base, gain = story.baseline, story.gain
@@ -124,22 +100,18 @@ def tiles(story: Story, winner: Tested) -> list[Tile]:
             was=with_unit(base.value, story.unit), change=percent(gain.share, signed=True),
             tone="good" if gain.confirmed and gain.share > 0 else "",
             remark=interval_text(gain.low, gain.high) + ("" if gain.confirmed else "; not confirmed"))
+    power = "assumed, not measured" if winner.energy.assumed else energy_words(winner)
+    power += "".join(f"; limit {with_unit(limit.limit, 'W')}{headroom(limit.ratio)}" for limit in story.limits
+                     if limit.name == "max_watts")
     found = [objective]
-
-    def add(title: str, name: str, unit: str, remark: str = "") -> None:
-        now, before = winner.figures[name], base.figures.get(name) if base is not None and base is not winner else None
-        found.append(Tile(title, with_unit(now, unit), with_unit(before, unit) if before is not None else "",
-                          percent(now / before - 1, signed=True) if before else "", "", remark))
-
-    for title, name, unit in (("Throughput", "tokens_per_s", "tok/s"), ("Energy efficiency", "tokens_per_j", "tok/J")):
+    tiled = {"tokens_per_s": "Throughput", "tokens_per_j": "Energy efficiency", "watts": "Power"}
+    for name, title in tiled.items():
+        unit = FIGURES[name][1]
         if name in winner.figures and unit != story.unit:
-            add(title, name, unit)
-    if "watts" in winner.figures:
-        remark = energy_words(winner) if not winner.energy_assumed else "assumed, not measured"
-        for limit in story.limits:
-            if limit.name == "max_watts":
-                remark += f"; limit {with_unit(limit.limit, 'W')}{headroom(limit.ratio)}"
-        add("Power", "watts", "W", remark)
+            now, before = winner.figures[name], base.figures.get(name) if base and base is not winner else None
+            found.append(Tile(title, with_unit(now, unit), with_unit(before, unit) if before is not None else "",
+                              percent(now / before - 1, signed=True) if before else "", "",
+                              power if name == "watts" else ""))
     bounds = [(x.ratio, x.name) for x in story.limits  # a limit of 0 has no headroom
               if x.ratio is not None and (x.limit or x.ratio > 1)]
     if bounds:
@@ -165,24 +137,20 @@ def headroom(ratio: float | None) -> str:
 
 def energy_words(entry: Tested | None) -> str:
     """Source of the energy figure, marked when the figure was assumed."""
-    source = entry.energy_source if entry else None
-    if source is None or source == "none":
+    if entry is None or entry.energy.source == "none":
         return "not measured"
-    scope = entry.record.measurement.energy.scope if entry and entry.record.measurement is not None else None
-    meter = source + (f" ({one_line(scope)})" if scope else "")
-    return f"{meter}, ASSUMED from a configured constant, not measured" if entry and entry.energy_assumed else meter
+    meter = entry.energy.source + (f" ({one_line(entry.energy.scope)})" if entry.energy.scope else "")
+    return f"{meter}, ASSUMED from a configured constant, not measured" if entry.energy.assumed else meter
 
 
 def spent_words(story: Story) -> str:
     """Launches, crashes and time in one sentence."""
     counts, spent = story.counts, story.spent
     words = [f"{count(counts.launches, 'launch', 'launches')} ({counts.crashed_launches:,} crashed)",
-             count(counts.trials, "trial"), f"{duration(spent.total_s)} of work"]
-    if spent.launch_s:
-        words.append(f"{duration(spent.launch_s)} of it starting servers")
-    if spent.crashed_s:
-        words.append(f"{duration(spent.crashed_s)} lost to crashes")
-    return ", ".join(words)
+             count(counts.trials, "trial"), f"{duration(spent.total_s)} of work",
+             f"{duration(spent.launch_s)} of it starting servers" if spent.launch_s else "",
+             f"{duration(spent.crashed_s)} lost to crashes" if spent.crashed_s else ""]
+    return ", ".join(filter(None, words))
 
 
 def counts_words(story: Story) -> str:
@@ -194,8 +162,7 @@ def counts_words(story: Story) -> str:
 
 
 def stop_words(story: Story) -> str:
-    reason = story.stop.get("reason")
-    return one_line(reason) if reason else "still running, or interrupted"
+    return one_line(story.stop.get("reason") or "still running, or interrupted")
 
 
 def launches_saved(story: Story) -> int:
@@ -218,16 +185,12 @@ def pivot_words(pivot: Mapping[str, Any]) -> str:
 
 def range_words(low: float | None, high: float | None) -> str:
     """An interval of factors as changes in per cent; empty when unknown."""
-    if low is None or high is None:
-        return ""
-    return f"{percent(low - 1, signed=True)} to {percent(high - 1, signed=True)}"
+    return "" if low is None or high is None else f"{percent(low - 1, signed=True)} to {percent(high - 1, signed=True)}"
 
 
 def interval_text(low: float | None, high: float | None) -> str:
     """A 95 % interval of shares; empty when unknown."""
-    if low is None or high is None:
-        return ""
-    return f"95 % interval {range_words(1 + low, 1 + high)}"
+    return "" if low is None or high is None else f"95 % interval {range_words(1 + low, 1 + high)}"
 
 
 def neighbour_words(story: Story) -> str:

@@ -5,17 +5,17 @@ Gains are natural logs of objective / best objective; a small gain is about the 
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from autotune.search.crash_model import CrashModel
-from autotune.search.grid import Codes, Floats, Grid
+from autotune.search.grid import Codes, Floats, Mask
 from autotune.search.observations import MOST_REPEATS, NOISE, Key, Observations
+from autotune.search.transfer import Past
 from autotune.search.value_model import Data, Posterior, Prior, expected_improvement, normal_cdf
 
 Belief = tuple[float, Posterior]  # (weight, value model)
@@ -30,15 +30,7 @@ DEFAULT_MEASURE_S = 30.0
 USUAL_LOADS = 2  # load parts per launch, for its expected cost
 
 
-class PastChance(Protocol):
-    """Launch probabilities predicted by past studies."""
-
-    def chance(self, rows: Codes) -> Floats:
-        """(n,) probability that each server part comes up."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Costs:
+class Costs(NamedTuple):
     """Expected seconds of a successful launch, a crash, and a measurement."""
 
     launch_s: float
@@ -53,8 +45,7 @@ class Costs:
         return cls(launch_s, crash_s, measure_s)
 
 
-@dataclasses.dataclass(frozen=True)
-class Forecast:
+class Forecast(NamedTuple):
     """Forecast for n server parts and L load parts; measured and crashed ones have no gain."""
 
     rows: Codes  # (n, P)
@@ -71,15 +62,20 @@ class Forecast:
         """(n,) expected gain of a launch, with the crash risk included."""
         return self.gain * self.chance
 
+    def inside(self, when: Mapping[int, tuple[int, ...]]) -> Mask:
+        """(n,) True where the server part has one of the codes of each column in `when`."""
+        inside: Mask = np.all([np.isin(self.rows[:, column], codes) for column, codes in when.items()], axis=0)
+        return inside
 
-def forecast_launches(grid: Grid, memory: Observations, beliefs: Sequence[Belief], crashes: CrashModel, rows: Codes,
-         best: float | None, busy: AbstractSet[Key], past: tuple[PastChance, float] | None = None) -> Forecast:
+
+def forecast_launches(memory: Observations, beliefs: Sequence[Belief], crashes: CrashModel, rows: Codes,
+                      best: float | None, busy: AbstractSet[Key], past: Past | None = None) -> Forecast:
     """Forecast all launches of `rows` (n, P).
 
     `best`: log objective of the best configuration, None if nothing feasible was measured. `beliefs`: weighted value
-    models, empty before the first measurement. `past`: predictions of past studies and their trust in 0..1.
+    models, empty before the first measurement.
     """
-    allowed = grid.allowed(rows)
+    allowed = memory.grid.allowed(rows)
     serving = crashes.chance_serving(rows) * allowed
     if not beliefs:
         gains = upper = np.full(serving.shape, BLIND_GAIN)
@@ -106,8 +102,8 @@ def forecast_launches(grid: Grid, memory: Observations, beliefs: Sequence[Belief
     chance = crashes.chance(rows)
     if past is not None:
         unseen = crashes.unseen(rows)
-        combined = np.where(unseen < UNTRIED, past[0].chance(rows), unseen)
-        chance = chance * (combined / unseen) ** past[1]
+        combined = np.where(unseen < UNTRIED, past.chance(rows), unseen)
+        chance = chance * (combined / unseen) ** past.trust_in_crashes(memory)
     crash_s = CRASH_WEIGHT * costs.launch_s + (1 - CRASH_WEIGHT) * costs.crash_s
     cost_s = chance * (costs.launch_s + USUAL_LOADS * costs.measure_s) + (1 - chance) * crash_s
     survived, hopeful = upper * (serving > SURVIVED), serving * (upper > 0)
@@ -142,10 +138,9 @@ def repeats(memory: Observations, posterior: Posterior, key: Key) -> Floats:
     feasible = memory.leading()
     if len(feasible) < 2 or not any(k == key for k, _ in feasible):
         return out
-    rows = np.array([k for k, _ in feasible], dtype=np.int16)
-    loads = np.array([load for _, load in feasible], dtype=np.intp)
-    seen = posterior.predict(rows)
-    mean, sd = seen.mean[np.arange(len(rows)), loads], seen.sd[np.arange(len(rows)), loads]
+    seen = posterior.predict(np.array([k for k, _ in feasible], dtype=np.int16))
+    at = np.arange(len(feasible)), np.array([load for _, load in feasible], dtype=np.intp)
+    mean, sd = seen.mean[at], seen.sd[at]
     for i, (k, load) in enumerate(feasible):
         again = memory.servers[k].values[load]
         if k == key and len(again) < MOST_REPEATS:
@@ -247,22 +242,19 @@ def chance_to_stay_best(best: float, belief: Posterior, rows: Codes, chance: Flo
 def best_configuration(memory: Observations, posterior: Posterior) -> tuple[Key, int, float] | None:
     """(server, load, log objective) of the best feasible configuration, None without any.
 
-    Its score is mean minus sd, plus the log probability that it keeps the limits.
-
-    A mean alone would prefer a lucky measurement to a repeated one.
+    Its score is mean minus sd, plus the log probability that it keeps the limits: a mean alone would prefer a lucky
+    measurement to a repeated one.
     """
     feasible = memory.leading()
     if not feasible:
         return None
     keys = list(dict.fromkeys(key for key, _ in feasible))
     seen = posterior.predict(np.array(keys, dtype=np.int16))
-    found: tuple[float, float, Key, int] | None = None
+    scored = []
     for key, load in feasible:
         ratios, noise = memory.ratios(key, load)
         kept = float(np.prod(normal_cdf(-ratios / noise)))
         at = keys.index(key), load
         value = float(seen.mean[at])
-        score = value - float(seen.sd[at]) + math.log(max(kept, 1e-9))
-        if found is None or score > found[0]:
-            found = score, value, key, load
-    return None if found is None else (found[2], found[3], found[1])
+        scored.append((value - float(seen.sd[at]) + math.log(max(kept, 1e-9)), key, load, value))
+    return max(scored, key=lambda some: some[0])[1:]

@@ -7,11 +7,11 @@ a flaky one. Several choices of one parameter may form one hypothesis.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,7 @@ ALWAYS = ((1.0, 0.85), (0.5, 0.1), (0.15, 0.05))  # (crash rate of a faulty conf
 KEPT = 150  # hypotheses kept for a group
 
 
-@dataclasses.dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """One crash as (D,) server and load codes; load codes are -1 without a load part."""
 
     row: Codes
@@ -40,8 +39,7 @@ class Failure:
     loaded: bool  # crashed under a load part, not at its start or readiness request
 
 
-@dataclasses.dataclass(frozen=True)
-class Culprit:
+class Culprit(NamedTuple):
     """A set of choices that may explain the crashes of one signature, with its probability."""
 
     when: Mapping[str, tuple[Value, ...]]
@@ -54,13 +52,12 @@ class Group:
     """Crashes with one cause, and the weighted hypotheses about it."""
 
     def __init__(self, grid: Grid, failures: Sequence[Failure], passed: Codes) -> None:
-        self.grid = grid
-        self.failures = tuple(failures)
+        self.grid, self.failures = grid, tuple(failures)
         self.loaded = any(f.loaded for f in failures)
         self.columns = len(grid.params) if self.loaded else grid.width
         rows = np.array([f.row[:self.columns] for f in failures])
         self.atom_column, self.atom_mask, atom_weight = self._atoms(rows)
-        hits = self._hits(passed[:, :self.columns]).astype(float)
+        hits = self._hits(passed[:, :self.columns])
         self.own = np.array(sorted({tuple(row) for row in rows.tolist()}), dtype=np.int16)
         crashes = len(self.own)
         likelihood, rates = _strikes(crashes, len(passed)), _strikes(crashes + 1, len(passed))
@@ -68,26 +65,22 @@ class Group:
         sets = _combinations(tuple(self.atom_column))
         weights, counts = [], []
         for order, index in enumerate(sets):
-            present = hits[index[:, 0]]
-            for k in range(1, order + 1):
-                present = present * hits[index[:, k]]
-            counts.append(present.sum(axis=1).astype(int))
+            counts.append(hits[index].all(axis=1).sum(axis=1))
             weights.append(common[order] * atom_weight[index].prod(axis=1))
-        every = np.concatenate([np.concatenate(weights), [SELF_ONLY if crashes == 1 else 0.0]])
+        every = np.concatenate([*weights, [SELF_ONLY if crashes == 1 else 0.0]])
         count = np.concatenate([*counts, [0]])
         joint = every * likelihood[count]
         # probability of these crashes and passes over all hypotheses, not normalised over groupings
         self.evidence = float(joint.sum())
-        order_ = np.argsort(-joint)[:KEPT]
-        order_ = order_[joint[order_] > 1e-4 * joint[order_[0]]]
-        self.weights: Floats = joint[order_] / max(self.evidence, 1e-300)
-        self.rate: Floats = (rates[count] / np.maximum(likelihood[count], 1e-300))[order_]
-        ends = np.cumsum([len(index) for index in sets])
-        self.hypotheses: list[tuple[int, ...]] = []
-        for i in order_.tolist():
-            order = int(np.searchsorted(ends, i, side="right"))
-            start = int(ends[order - 1]) if order else 0
-            self.hypotheses.append(tuple(sets[order][i - start].tolist()) if order < 3 else ())
+        best = np.argsort(-joint)[:KEPT]
+        best = best[joint[best] > 1e-4 * joint[best[0]]]
+        self.weights: Floats = joint[best] / max(self.evidence, 1e-300)
+        self.rate: Floats = (rates[count] / np.maximum(likelihood[count], 1e-300))[best]
+        ends = np.cumsum([0, *map(len, sets)])
+        self.hypotheses: list[tuple[int, ...]] = []  # indices of atoms; none: the whole configuration
+        for i in best.tolist():
+            order = int(np.searchsorted(ends, i, side="right")) - 1
+            self.hypotheses.append(tuple(sets[order][i - ends[order]].tolist()) if order < 3 else ())
 
     def chance_to_hit(self, rows: Codes) -> Floats:
         """(n,) probability that the cause is present in each row and makes it crash."""
@@ -124,14 +117,12 @@ class Group:
         """(hypotheses, n) 1 where the hypothesis holds in the row."""
         hits = self._hits(rows[:, :self.columns])
         out = np.ones((len(self.hypotheses), len(rows)))
-        for order in (1, 2, 3):
+        for order in range(4):
             which = [i for i, atoms in enumerate(self.hypotheses) if len(atoms) == order]
-            if which:
-                index = np.array([self.hypotheses[i] for i in which])
-                out[which] = np.logical_and.reduce([hits[index[:, k]] for k in range(order)])
-        for i, atoms in enumerate(self.hypotheses):
-            if not atoms:
-                out[i] = (rows[:, None, :self.columns] == self.own[None]).all(axis=2).any(axis=1)
+            if which and order:
+                out[which] = hits[np.array([self.hypotheses[i] for i in which])].all(axis=1)
+            elif which:
+                out[which] = (rows[:, None, :self.columns] == self.own[None]).all(axis=2).any(axis=1)
         return out
 
     def _hits(self, rows: Codes) -> NDArray[np.bool_]:
@@ -151,8 +142,8 @@ class Group:
             options = {frozenset(seen): 1.0 if len(seen) == 1 else SEVERAL ** (len(seen) - 1)}
             if param.numeric and seen[-1] < len(param.choices):
                 for low, high in ((seen[0], len(param.choices) - 1), (0, seen[-1]), (seen[0], seen[-1])):
-                    options[frozenset(range(low, high + 1))] = max(
-                        SEVERAL, options.get(frozenset(range(low, high + 1)), 0.0))
+                    option = frozenset(range(low, high + 1))
+                    options[option] = max(SEVERAL, options.get(option, 0.0))
             for option, weight in options.items():
                 if len(option) < len(param.choices) + bool(param.when):
                     columns.append(column)

@@ -7,13 +7,14 @@ choice and pair of choices that never passed. A choice that may explain several 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.search.crash_hypotheses import COMMON, Culprit, Failure, Group
-from autotune.search.grid import Codes, Floats, Grid, Mask
+from autotune.search.grid import Codes, Floats, Grid
 
 RATE = 0.1  # prior share of faulty single choices
 PAIR_RATE = 0.02  # prior share of faulty pairs
@@ -34,8 +35,7 @@ class CrashModel:
 
         earlier: an older model of the same study, whose unchanged groups are reused.
         """
-        self.grid = grid
-        self.failures = tuple(failures)
+        self.grid, self.failures = grid, tuple(failures)
         self._made: dict[tuple[int, ...], Group] = {}
         self._earlier: dict[tuple[int, ...], Group] = earlier._made if earlier else {}
         self.passed, self.served = passed, served
@@ -86,7 +86,8 @@ class CrashModel:
 
     def unseen(self, servers: Codes) -> Floats:
         """(n,) probability that no unseen cause strikes."""
-        singles, pairs = self._novelty(servers)
+        singles = np.stack([~seen[servers[:, i]] for i, seen in enumerate(self.seen)], axis=1)
+        pairs = ~self._paired[self.grid.pair_codes(servers)]
         out: Floats = np.exp(-ELSE * pairs.any(axis=1) - self.rate * singles.sum(axis=1)
                              - self.pair_rate * pairs.sum(axis=1))
         return out
@@ -99,35 +100,19 @@ class CrashModel:
                 count += ~seen[servers[:, i]] & (servers[:, i] < len(param.choices))
         return count
 
-    def _novelty(self, servers: Codes) -> tuple[Mask, Mask]:
-        """(n, P) choices and (n, pairs) pairs of choices that never passed."""
-        singles = np.stack([~seen[servers[:, i]] for i, seen in enumerate(self.seen)], axis=1)
-        return singles, ~self._paired[self.grid.pair_codes(servers)]
+    def suspects(self, under_load: bool = False) -> list[tuple[int, int, float]]:
+        """(column, code, probability of a part in a cause) of server choices that never came up.
 
-    def suspects(self) -> list[tuple[int, int, float]]:
-        """(column, code, probability of a part in a cause) of server choices that never came up."""
+        under_load: of choices that came up, crashed under load, and were never measured.
+        """
         out = []
+        groups = [group for group in self.groups if group.loaded or not under_load]
         for column, seen in enumerate(self.seen):
-            for code in np.flatnonzero(~seen).tolist():
-                innocent = 1.0
-                for group in self.groups:
-                    innocent *= 1 - group.part(column, code)
-                if innocent < 1:
-                    out.append((column, code, 1 - innocent))
-        return out
-
-    def suspects_under_load(self) -> list[tuple[int, int, float]]:
-        """(column, code, probability) of choices that came up, crashed under load, and were never measured."""
-        out = []
-        for column, seen in enumerate(self.seen):
-            measured = set(self.served[:, column].tolist())
-            for code in np.flatnonzero(seen).tolist():
-                innocent = 1.0
-                for group in self.groups:
-                    if group.loaded and code not in measured:
-                        innocent *= 1 - group.part(column, code)
-                if innocent < 1:
-                    out.append((column, code, 1 - innocent))
+            measured = set(self.served[:, column].tolist()) if under_load else set()
+            for code in np.flatnonzero(seen == under_load).tolist():
+                guilty = 0.0 if code in measured else 1 - math.prod(1 - group.part(column, code) for group in groups)
+                if guilty > 0:
+                    out.append((column, code, guilty))
         return out
 
     def combinations(self) -> list[tuple[dict[int, tuple[int, ...]], float]]:
@@ -154,7 +139,7 @@ class CrashModel:
         for group in self.groups:
             if group.loaded:
                 for j, load in enumerate(loads):
-                    full = np.concatenate([servers, np.repeat(load[None, :], len(servers), axis=0)], axis=1)
+                    full = np.concatenate([servers, np.tile(load, (len(servers), 1))], axis=1)
                     out[:, j] *= 1 - group.chance_to_hit(full)
         return out
 
@@ -174,7 +159,6 @@ class CrashModel:
             else:
                 groups.append(alone)
         return groups
-
 
     def _group(self, failures: Sequence[Failure], passed: Codes) -> Group:
         used = len(passed)

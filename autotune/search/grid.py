@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.records import Config, Value
+from autotune.space.constraints import Rule
 from autotune.space.space import Param, Space
 
 Codes = NDArray[np.int16]
@@ -41,8 +42,7 @@ class Grid:
         self._pairs = list(itertools.combinations(range(self.width), 2))
         offsets = np.cumsum([0] + [sizes[i] * sizes[j] for i, j in self._pairs])
         self._pair_offset, self.pair_count = offsets[:-1], int(offsets[-1])
-        self._pair_left = np.array([i for i, _ in self._pairs], dtype=np.intp)
-        self._pair_right = np.array([j for _, j in self._pairs], dtype=np.intp)
+        self._pair_left, self._pair_right = np.array(self._pairs, dtype=np.intp).reshape(-1, 2).T
         self._pair_size = np.array([sizes[j] for _, j in self._pairs], dtype=np.intp)
         self.load_rows = self._walk(self.load_params, self.width)
         self._whole_pairs: NDArray[np.intp] | None = None
@@ -107,20 +107,16 @@ class Grid:
         out = np.ones((len(rows), len(self.load_rows)), dtype=bool)
         linked = any(p.when for p in self.load_params)
         for j, load in enumerate(self.load_rows):
-            full = np.concatenate([rows, np.repeat(load[None, :], len(rows), axis=0)], axis=1)
+            full = np.concatenate([rows, np.tile(load, (len(rows), 1))], axis=1)
             if linked:
                 out[:, j] = (self._settle(full) == full).all(axis=1) & self._complete(full)
-            out[:, j] &= ~self._forbidden(full)
+            out[:, j] &= ~self._forbidden(full, self.space.rules)
         return out
 
     def _steps(self, centre: Codes) -> Codes:
         """Every change of one parameter."""
-        rows = []
-        for i, param in enumerate(self.server_params):
-            for code in range(len(param.choices)):
-                row = centre.copy()
-                row[i] = code
-                rows.append(row)
+        rows = [np.where(np.arange(self.width) == i, code, centre) for i, param in enumerate(self.server_params)
+                for code in range(len(param.choices))]
         return np.array(rows, dtype=np.int16)
 
     def _walk(self, params: Sequence[Param], offset: int) -> Codes:
@@ -136,32 +132,28 @@ class Grid:
     def _settle(self, rows: Codes) -> Codes:
         """The rows with the parameters whose `when` does not hold set to absent."""
         rows = rows.copy()
-        for i in range(rows.shape[1]):
-            if self.params[i].when:
-                rows[~self._matches(self.params[i].when, rows), i] = len(self.params[i].choices)
+        for i, param in enumerate(self.params[:rows.shape[1]]):
+            if param.when:
+                rows[~self._matches(param.when, rows), i] = len(param.choices)
         return rows
 
     def _complete(self, rows: Codes) -> Mask:
         """(n,) True where every existing parameter has a choice."""
         good = np.ones(len(rows), dtype=bool)
-        for i in range(rows.shape[1]):
-            param = self.params[i]
+        for i, param in enumerate(self.params[:rows.shape[1]]):
             if param.when:
                 good &= (rows[:, i] < len(param.choices)) | ~self._matches(param.when, rows)
         return good
 
     def _filtered(self, rows: Codes) -> Codes:
-        loads = [{p.name for p in self.load_params} & set(rule.when) for rule in self.space.rules]
-        bad = np.zeros(len(rows), dtype=bool)
-        for rule, names in zip(self.space.rules, loads, strict=True):
-            if not names:
-                bad |= self._matches(rule.when, rows)
-        return rows[~bad]
+        """The server parts that no rule forbids under every load."""
+        loads = {p.name for p in self.load_params}
+        return rows[~self._forbidden(rows, [rule for rule in self.space.rules if not loads & set(rule.when)])]
 
-    def _forbidden(self, full: Codes) -> Mask:
-        bad = np.zeros(len(full), dtype=bool)
-        for rule in self.space.rules:
-            bad |= self._matches(rule.when, full)
+    def _forbidden(self, rows: Codes, rules: Sequence[Rule]) -> Mask:
+        bad = np.zeros(len(rows), dtype=bool)
+        for rule in rules:
+            bad |= self._matches(rule.when, rows)
         return bad
 
     def _matches(self, when: Mapping[str, Sequence[Value]], rows: Codes) -> Mask:

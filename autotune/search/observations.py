@@ -45,37 +45,34 @@ class Observations:
         self.grid = grid
         self.servers: dict[Key, Server] = {}
         self.failures: list[tuple[Key, Failure]] = []
-        self.launches = 0
+        self.count = self.launches = self.passes = 0
         self.used_s = 0.0
-        self.count = 0
-        self.launch_s: list[float] = []
-        self.crash_s: list[float] = []
-        self.measure_s: list[float] = []
+        self.launch_s, self.crash_s, self.measure_s = list[float](), list[float](), list[float]()
         self.limits: list[str] = []
         self._rows = np.zeros((ROOM, grid.width), dtype=np.int16)  # rows of `servers` plus spare capacity
         self._feasible: tuple[int, list[tuple[Key, int]]] = (0, [])
         self._points: dict[tuple[Key, int], tuple[NDArray[np.float64], float]] = {}
-        self.passes = 0
         self.last_good: Key | None = None
         self.environment: list[tuple[int, Key, Crash]] = []  # (earlier launches that came up, server, crash)
 
     def key(self, server: Config) -> Key:
-        return tuple(int(c) for c in self.grid.server_row(server))
+        return tuple(self.grid.server_row(server).tolist())
 
     def add(self, observation: Observation) -> None:
         """Raises KeyError when the configuration is not in the space."""
         row = self.grid.server_row(observation.server)
-        key = tuple(int(c) for c in row)
+        key = tuple(row.tolist())
         load = None if observation.load is None else self.grid.load_index(observation.load)
         server = self.servers.get(key)
         if server is None:
+            if len(self.servers) == len(self._rows):
+                self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+            self._rows[len(self.servers)] = row
             server = self.servers[key] = Server(row)
-            self._keep(row)
         self.count += 1
         self.used_s += observation.cost_s
-        if observation.launch_s > 0:
-            self.launches += 1
-            server.launches += 1
+        self.launches += observation.launch_s > 0
+        server.launches += observation.launch_s > 0
         if isinstance(observation.outcome, Crash):
             self._crash(server, key, load, observation, observation.outcome)
             return
@@ -124,11 +121,8 @@ class Observations:
 
     def evidence(self) -> list[Failure]:
         """Crashes that count against a configuration; a first transient crash does not."""
-        out: list[Failure] = []
-        for key, failure in self.failures:
-            if failure.crash.blame is Blame.TRANSIENT and len(self.servers[key].launch_crashes) == 1:
-                continue
-            out.append(failure)
+        out = [failure for key, failure in self.failures
+               if failure.crash.blame is not Blame.TRANSIENT or len(self.servers[key].launch_crashes) != 1]
         return out if len(out) <= MANY_CRASHES else _newest(out)
 
     def passed(self) -> Codes:
@@ -144,21 +138,11 @@ class Observations:
         rows: Codes = self._rows[:len(self.servers)][np.fromiter(true, dtype=bool, count=len(self.servers))]
         return rows
 
-    def _keep(self, row: Codes) -> None:
-        count = len(self.servers)
-        if count > len(self._rows):
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[count - 1] = row
-
-    def came_up(self, when: Mapping[str, tuple[Value, ...]]) -> bool:
-        """True if a server part with one of the choices of each parameter in `when` came up."""
-        return any(server.came_up and all(self.grid.server(server.row).get(name) in values
-                                          for name, values in when.items()) for server in self.servers.values())
-
-    def measured(self, when: Mapping[str, tuple[Value, ...]]) -> bool:
-        """True if a server part with one of the choices of each parameter in `when` was measured."""
-        return any(server.values and all(self.grid.server(server.row).get(name) in values
-                                         for name, values in when.items()) for server in self.servers.values())
+    def works(self, when: Mapping[str, tuple[Value, ...]], under_load: bool) -> bool:
+        """True if a server part with one of the choices of each parameter in `when` came up (or was measured)."""
+        return any((server.values if under_load else server.came_up)
+                   and all(self.grid.server(server.row).get(name) in values for name, values in when.items())
+                   for server in self.servers.values())
 
     def ratios(self, key: Key, load: int) -> tuple[NDArray[np.float64], float]:
         """(limits,) mean log of measured / limit of a configuration, and the sd of its noise."""
@@ -183,8 +167,8 @@ class Observations:
         points = list(self._points.items())
         if len(points) > MANY:
             points = [points[i] for i in _informative(np.array([y[0] for y, _ in self._points.values()]))]
-        rows = [self.servers[key].row for (key, _), _ in points]
-        return Data(_stack(rows, self.grid.width), np.array([load for (_, load), _ in points], dtype=np.intp),
+        rows = np.array([key for (key, _), _ in points], dtype=np.int16).reshape(len(points), self.grid.width)
+        return Data(rows, np.array([load for (_, load), _ in points], dtype=np.intp),
                     np.array([y for _, (y, _) in points]).reshape(len(rows), 1 + len(self.limits)),
                     np.array([noise for _, (_, noise) in points]))
 
@@ -213,16 +197,11 @@ class Observations:
 
     def feasible(self) -> list[tuple[Key, int]]:
         """Configurations that kept every limit in the majority of their valid measurements."""
-        if self._feasible[0] == self.count:
-            return self._feasible[1]
-        out = []
-        for key, server in self.servers.items():
-            for load, seen in server.values.items():
-                valid = [m for m in seen if m.value is not None and m.value > 0]
-                if valid and 2 * sum(m.feasible for m in valid) > len(valid):
-                    out.append((key, load))
-        self._feasible = self.count, out
-        return out
+        if self._feasible[0] != self.count:
+            self._feasible = self.count, [
+                (key, load) for key, server in self.servers.items() for load, seen in server.values.items()
+                if sum(1 if m.feasible else -1 for m in seen if m.value is not None and m.value > 0) > 0]
+        return self._feasible[1]
 
 
 def _informative(values: NDArray[np.float64]) -> list[int]:
@@ -254,14 +233,5 @@ def _names(measured: Measured) -> list[str]:
 
 def _ratios(measured: Measured, limits: list[str]) -> list[float]:
     """Log of measured / limit for each name."""
-    out = []
-    for name in limits:
-        if name:
-            out.append(math.log(max(1e-6, measured.ratios.get(name, 0.9))))
-        else:
-            out.append(-0.1 if measured.feasible or measured.violations else 0.1)
-    return out
-
-
-def _stack(rows: list[Codes], width: int) -> Codes:
-    return np.array(rows, dtype=np.int16).reshape(len(rows), width)
+    unnamed = -0.1 if measured.feasible or measured.violations else 0.1
+    return [math.log(max(1e-6, measured.ratios.get(name, 0.9))) if name else unnamed for name in limits]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from autotune.records import Config, Crash, Value
 
@@ -65,8 +65,7 @@ class Launch:
     intent: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Stop:
+class Stop(NamedTuple):
     """End of the search: the rule and a sentence for people."""
 
     kind: StopKind
@@ -108,8 +107,7 @@ class Observation:
     trial: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """Best configuration so far, with its estimated objective (noise averaged out)."""
 
     server: Config
@@ -149,9 +147,7 @@ class Pivot:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for one line of pivots.jsonl."""
-        plain = dataclasses.asdict(self)
-        plain["region"] = {k: list(v) for k, v in self.region.items()}
-        return {"key": self.key, **plain}
+        return {"key": self.key, **dataclasses.asdict(self), "region": {k: list(v) for k, v in self.region.items()}}
 
 
 class Strategy(Protocol):

@@ -11,9 +11,9 @@ worse alternatives reopen a region. A region with a large gain gets one more pro
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from autotune.search.crash_model import CrashModel
 from autotune.search.grid import Codes, Floats, Grid, Mask
 from autotune.search.observations import Key, Observations
 from autotune.search.protocol import Launch, Pivot, Stop, StopKind
+from autotune.space.space import Param
 
 When = Mapping[int, tuple[int, ...]]  # codes by column
 
@@ -37,8 +38,7 @@ LACKING = "this host lacks it"
 LAST_PROBE = 0.06  # least plausible gain times chance for one more launch when nothing else is left
 
 
-@dataclasses.dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """State of one region; `why` is the reason for closing, None while it is open."""
 
     when: Mapping[str, tuple[Value, ...]]
@@ -60,8 +60,7 @@ class Region:
         return " with ".join(f"{k}={'|'.join(map(str, v))}" for k, v in sorted(self.when.items()))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """Candidate for a region."""
 
     when: When
@@ -71,35 +70,28 @@ class _Found:
     under_load: bool = False
 
 
-def evaluate_regions(grid: Grid, forecast: Forecast, crashes: CrashModel, least: float,
+def evaluate_regions(forecast: Forecast, crashes: CrashModel, least: float,
                      pending_launches: int = 0) -> tuple[Floats, list[Region]]:
     """(n,) worth of each launch, 0 in closed regions, and the regions.
 
     least: smallest expected gain that justifies a launch.
     """
     worth = forecast.expected.copy()
-    suspects: list[tuple[When, float]] = [
-        ({column: (code,)}, part) for column, code, part in crashes.suspects() if part >= SUSPICION]
-    loaded: list[tuple[When, float]] = [
-        ({column: (code,)}, part) for column, code, part in crashes.suspects_under_load() if part >= SUSPICION]
-    combinations: list[tuple[When, float]] = [
-        (when, part) for when, part in crashes.combinations() if part >= CULPRIT]
-    found = [*(_Found(when, part, _inside(forecast, when), isolating=True) for when, part in suspects),
-             *(_Found(when, part, _inside(forecast, when), under_load=True) for when, part in loaded),
-             *(_Found(when, part, _inside(forecast, when)) for when, part in combinations)]
+    found = [_Found({column: (code,)}, part, forecast.inside({column: (code,)}), not under_load, under_load)
+             for under_load in (False, True) for column, code, part in crashes.suspects(under_load)
+             if part >= SUSPICION]
+    found += [_Found(when, part, forecast.inside(when)) for when, part in crashes.combinations() if part >= CULPRIT]
+    weight = _spared(pending_launches)
     for some in found:
         if some.isolating:
-            top = _top(forecast, some.inside)
+            top = (forecast.chance * (some.inside & (forecast.upper > 0))).max(initial=0.0)
             worth[some.inside & (forecast.chance < ISOLATING * top)] = 0.0
             hopeful = some.inside & (worth > 0)
-            worth[hopeful] = np.maximum(worth, _spared(pending_launches) * forecast.chance * forecast.upper)[hopeful]
+            worth[hopeful] = np.maximum(worth, weight * forecast.chance * forecast.upper)[hopeful]
     free = np.logical_and.reduce([~some.inside for some in found], initial=True) & (worth > 0)
     nothing_else = not (worth[free] >= least).any()
-    regions = []
-    for some in found:
-        region = _evaluated(grid, forecast, crashes, worth, some, least, nothing_else)
-        if region is not None:
-            regions.append(region)
+    evaluated = (_evaluated(forecast, crashes, worth, some, least, nothing_else) for some in found)
+    regions = [region for region in evaluated if region is not None]
     for region in regions:
         if region.why is not None:
             worth[region.inside] = 0.0
@@ -107,18 +99,17 @@ def evaluate_regions(grid: Grid, forecast: Forecast, crashes: CrashModel, least:
 
 
 def _spared(pending_launches: int) -> float:
-    """Weight of a plausible gain relative to an expected one.
+    """Weight of a plausible gain: the chance of at least one hit in all parallel launches, each with `PLAUSIBLE`.
 
-    The weight grows with the number of parallel launches: one of them is easily spared, and a region that opens late
-    costs launches in sequence. It is the chance of at least one hit in that many, each with `PLAUSIBLE`.
+    One of many parallel launches is easily spared, and a region that opens late costs launches in sequence.
     """
     return PLAUSIBLE if not pending_launches else 1 - (1 - PLAUSIBLE) ** (pending_launches + 1)
 
 
-def _evaluated(grid: Grid, forecast: Forecast, crashes: CrashModel, worth: Floats, found: _Found, least: float,
-           nothing_else: bool) -> Region | None:
+def _evaluated(forecast: Forecast, crashes: CrashModel, worth: Floats, found: _Found, least: float,
+               nothing_else: bool) -> Region | None:
     """One region; None without a remaining launch."""
-    when, part, inside = found.when, found.belief, found.inside
+    when, part, inside, params = found.when, found.belief, found.inside, crashes.grid.params
     chances, uppers = ((forecast.chance * forecast.serving, forecast.upper_served) if found.under_load
                        else (forecast.chance, forecast.upper))
     hopeful = np.flatnonzero(inside & (uppers > 0))
@@ -136,8 +127,9 @@ def _evaluated(grid: Grid, forecast: Forecast, crashes: CrashModel, worth: Float
     why, opens = None, ""
     evidence = tuple(f for f in crashes.failures if all(int(f.row[c]) in codes for c, codes in when.items()))
     lacking = any(f.crash.blame is Blame.ENVIRONMENT for f in evidence)  # the host lacks the feature
-    names = {grid.params[c].name: tuple(_choice(grid, c, code) for code in codes) for c, codes in when.items()}
-    if (said := _lacks(grid, names, evidence, part)) is not None:
+    names = {params[c].name: tuple((*params[c].choices, "absent")[code] for code in codes) for c, codes in when.items()}
+    said = _lacks(params[next(iter(when))], next(iter(names.values())), evidence, part) if len(when) == 1 else None
+    if said is not None:
         why, opens = f"{LACKING} ({said})", "the host is repaired"
     elif top < FAIR and not (nothing_else and not lacking and top * upper >= LAST_PROBE):
         why, opens = f"its best chance is {top:.0%}, below {FAIR:.0%}", f"its chance rises above {FAIR:.0%}"
@@ -152,21 +144,14 @@ def _evaluated(grid: Grid, forecast: Forecast, crashes: CrashModel, worth: Float
                   found.under_load)
 
 
-def _lacks(grid: Grid, names: Mapping[str, tuple[Value, ...]], evidence: tuple[Failure, ...],
-           part: float) -> str | None:
+def _lacks(param: Param, choices: tuple[Value, ...], evidence: tuple[Failure, ...], part: float) -> str | None:
     """Category of a crash that shows that the host lacks the feature of a single choice, else None.
 
     The crash is blamed on the environment and names the choice in its category, or in its text if the choice is the
     main suspect.
     """
-    if len(names) != 1:
-        return None
-    (name, choices), = names.items()
-    param = next(p for p in grid.params if p.name == name)
-    for failure in evidence:
-        crash = failure.crash
-        if crash.blame is Blame.ENVIRONMENT and (named(param, choices, crash.category) or (
-                part >= CERTAIN and named(param, choices, crash.excerpt))):
+    for crash in (failure.crash for failure in evidence if failure.crash.blame is Blame.ENVIRONMENT):
+        if named(param, choices, crash.category) or (part >= CERTAIN and named(param, choices, crash.excerpt)):
             return crash.category
     return None
 
@@ -181,7 +166,7 @@ def changes(memory: Observations, forecast: Forecast, before: Mapping[str, Regio
     for name, old in before.items():
         opened = now.get(name)
         if opened is None:
-            if (memory.measured if old.under_load else memory.came_up)(old.when):
+            if memory.works(old.when, old.under_load):
                 why = "it was measured" if old.under_load else "it came up"
                 pivots.append(record(grid, forecast, old, launches, why))
         elif opened.why is None:
@@ -215,29 +200,11 @@ def record(grid: Grid, forecast: Forecast, region: Region, after_launches: int, 
                  region.chance, region.upper, region.cost_s, other, region.left, reason, opens, after_launches)
 
 
-def _inside(forecast: Forecast, when: Mapping[int, tuple[int, ...]]) -> Mask:
-    inside = np.ones(len(forecast.rows), dtype=bool)
-    for column, codes in when.items():
-        inside &= np.isin(forecast.rows[:, column], codes)
-    return inside
-
-
-def _top(forecast: Forecast, inside: Mask) -> float:
-    """Best chance in a region among launches with a possible gain."""
-    return float((forecast.chance * (inside & (forecast.upper > 0))).max(initial=0.0))
-
-
-def _choice(grid: Grid, column: int, code: int) -> Value:
-    choices = grid.params[column].choices
-    return choices[code] if code < len(choices) else "absent"
-
-
 HOPELESS = 0.1  # chance of the best launch below which a study without any running server ends
 DEAD_LAUNCHES = 20  # crashed launches without a success that end the search
 
 
-@dataclasses.dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """State of the search: best configuration, closed regions, whether other workers are busy."""
 
     best: tuple[Key, int] | None
@@ -285,14 +252,14 @@ RETRY_CHANCE = 0.5
 
 
 def after_crashes(memory: Observations, crashes: CrashModel, busy: AbstractSet[Key],
-         candidates: Callable[[], Codes]) -> Launch | Stop | None:
+                  candidates: Callable[[], Codes]) -> Launch | Stop | None:
     """A retry after a transient crash, a check of the host after an environment crash, or None."""
     for key, server in memory.servers.items():
-        crashes_here = server.launch_crashes
-        if (not server.came_up and len(crashes_here) == 1 and crashes_here[0].blame is Blame.TRANSIENT
-                and key not in busy):
-            return Launch(memory.grid.server(server.row), f"its crash ({crashes_here[0].category}) looked transient: "
-                          "one retry, then it counts against the configuration", 0.0, RETRY_CHANCE, intent="retry")
+        blamed = [crash.blame for crash in server.launch_crashes]
+        if not server.came_up and blamed == [Blame.TRANSIENT] and key not in busy:
+            return Launch(memory.grid.server(server.row), f"its crash ({server.launch_crashes[0].category}) looked "
+                          "transient: one retry, then it counts against the configuration", 0.0, RETRY_CHANCE,
+                          intent="retry")
     return _confirmation(memory, crashes, busy, candidates)
 
 

@@ -10,9 +10,8 @@ lives in memory; observations of a resumed study or of another worker become tri
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from autotune.records import Config, Crash, UsageError, Value, config_key
 from autotune.search.protocol import Best, Launch, Limits, Measured, Observation, Pivot, Stop, StopKind
@@ -27,13 +26,16 @@ FORBIDDEN = 5.0  # constraint of a forbidden configuration: worse than any crash
 TRIES = 2000  # unusable proposals in a row that end the search
 
 
-@dataclasses.dataclass
-class _Asked:
+class _Asked(NamedTuple):
     """A trial without an outcome yet."""
 
     trial: optuna.Trial
     server: Config
     load: Config
+
+    @property
+    def config(self) -> Config:
+        return {**self.server, **self.load}
 
 
 class OptunaStrategy:
@@ -43,17 +45,12 @@ class OptunaStrategy:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.space = space
-        self.name = sampler
-        self.limits = limits or Limits()
+        self.space, self.name, self.limits = space, sampler, limits or Limits()
         self.sampler = _sampler(space, sampler, seed)
         self.study = optuna.create_study(direction="maximize", sampler=self.sampler)
         self.launches, self.used_s = 0, 0.0
         self._asked: dict[str, _Asked] = {}  # own trials by server part
-        self._unmeasured: set[str] = set()
-        self._busy: set[str] = set()
-        self._servers: set[str] = set()
-        self._tried: set[str] = set()
+        self._unmeasured, self._busy, self._servers, self._tried = set[str](), set[str](), set[str](), set[str]()
         self._values: dict[str, list[Measured]] = {}
         self._configs: dict[str, tuple[Config, Config]] = {}
         self._aside: list[Config] = []  # postponed: lost with a host, or pending on another worker
@@ -63,9 +60,8 @@ class OptunaStrategy:
         spent = self.limits.spent(self.launches, self.used_s)
         if spent is not None:
             return spent
-        baseline = self.space.split(self.space.baseline)
         self._set_lost_aside()
-        first = not {config_key(baseline[0])} & (self._servers | self._busy)
+        first = config_key(self.space.split(self.space.baseline)[0]) not in self._servers | self._busy
         again = None if first else self._again()
         if first or again is not None:
             self.study.enqueue_trial(dict(again or self.space.baseline))
@@ -83,15 +79,15 @@ class OptunaStrategy:
                 return Stop(StopKind.EXHAUSTED, f"the rest of the grid ({len(self._aside)}) waits for other workers"
                             if self._aside else "every configuration of the grid was tried")
             asked, again = self._ask(), None
-            key = config_key({**asked.server, **asked.load})
-            if self.space.forbidden({**asked.server, **asked.load}) is not None:
+            key = config_key(asked.config)
+            if self.space.forbidden(asked.config) is not None:
                 self._prune(asked.trial, FORBIDDEN)
             elif self.name == "grid" and key in self._tried:
                 self._prune(asked.trial, None)
             elif config_key(asked.server) in self._busy:
                 if self.name == "grid":  # it never names a cell twice
                     self._prune(asked.trial, None)
-                    self._aside.append({**asked.server, **asked.load})
+                    self._aside.append(asked.config)
                 else:
                     rejected.callback(self._prune, asked.trial, None)
             else:
@@ -123,7 +119,7 @@ class OptunaStrategy:
             load = observation.load or self.space.split(self.space.baseline)[1]
             self.study.enqueue_trial({**observation.server, **load})
             asked = self._ask()
-        config = config_key({**asked.server, **asked.load})
+        config = config_key(asked.config)
         self._tried.add(config)
         if isinstance(observation.outcome, Crash):
             self._prune(asked.trial, severity(observation.outcome))
@@ -133,9 +129,8 @@ class OptunaStrategy:
         if observation.outcome.value is None:
             self._prune(asked.trial, None)
             return
-        for name, ratio in observation.outcome.ratios.items():
+        for name, ratio in {**observation.outcome.ratios, "crash": 1.0}.items():
             asked.trial.set_constraint(name, ratio - 1)
-        asked.trial.set_constraint("crash", 0.0)
         with _last_of_a_grid():
             self.study.tell(asked.trial, observation.outcome.value)
 
@@ -147,12 +142,12 @@ class OptunaStrategy:
 
     def best(self) -> Best | None:
         """The feasible configuration with the best mean of its measurements."""
-        found: tuple[float, str] | None = None
+        means = {}
         for key, seen in self._values.items():
-            values = [math.log(m.value) for m in seen if m.value is not None and m.value > 0 and m.feasible]
-            if values and (found is None or sum(values) / len(values) > found[0]):
-                found = sum(values) / len(values), key
-        return None if found is None else Best(*self._configs[found[1]], math.exp(found[0]))
+            if values := [math.log(m.value) for m in seen if m.value is not None and m.value > 0 and m.feasible]:
+                means[key] = sum(values) / len(values)
+        best = max(means, key=means.__getitem__, default=None)
+        return None if best is None else Best(*self._configs[best], math.exp(means[best]))
 
     def pivots(self) -> list[Pivot]:
         """Always empty: samplers give no reasons."""
@@ -164,7 +159,7 @@ class OptunaStrategy:
             lost = self._asked.pop(key)
             self._unmeasured.discard(key)
             self._prune(lost.trial, None)
-            self._aside.append({**lost.server, **lost.load})
+            self._aside.append(lost.config)
 
     def _again(self) -> Config | None:
         """A postponed configuration that may run now."""

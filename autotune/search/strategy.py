@@ -15,36 +15,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.records import Config
-from autotune.search.acquisition import (
-    Belief,
-    Costs,
-    Forecast,
-    assuming_baseline_starts,
-    best_configuration,
-    chance_to_stay_best,
-    expected_best,
-    expected_from_prior,
-    forecast_launches,
-    next_load,
-    repeats,
-    unfamiliar,
-    with_pending,
-    without_choices_under_test,
-)
+from autotune.search import acquisition, regions
+from autotune.search.acquisition import Belief, Costs, Forecast
 from autotune.search.crash_hypotheses import Culprit
 from autotune.search.crash_model import CrashModel
 from autotune.search.grid import Codes, Floats, Grid
 from autotune.search.observations import MANY, Key, Observations
 from autotune.search.protocol import Best, Launch, Limits, Observation, Pivot, Stop, StopKind
-from autotune.search.regions import (
-    BASELINE_CHANCE,
-    Region,
-    Standing,
-    after_crashes,
-    changes,
-    evaluate_regions,
-    stop_reason,
-)
+from autotune.search.regions import BASELINE_CHANCE, Region
 from autotune.search.transfer import Past, report
 from autotune.search.value_model import Prior, Strengths, ValueModel
 from autotune.space.space import Space
@@ -71,8 +49,9 @@ class LaunchAware:
         self.grid = Grid(space)
         self.memory = Observations(self.grid)
         self.past = Past(self.grid, past) if past else None
-        self._prior = Prior(self.grid, self.past)
-        self._value = ValueModel(self.grid, self._prior)
+        self._value = ValueModel(self.grid, Prior(self.grid, self.past))
+        self._baseline, load = space.split(space.baseline)
+        self._baseline_key, self._baseline_load = self.memory.key(self._baseline), self.grid.load_index(load)
         self._busy: set[Key] = set()
         self._asked: dict[Key, int] = {}  # next load part of a pending server, if known
         self._fresh: dict[Key, int | None] = {}  # launched, not measured: planned load part
@@ -125,15 +104,17 @@ class LaunchAware:
         if self.past is None:
             return None
         self._learn(True)
-        return report(self.past, self._prior, self.memory.measurements(), self._trust_in_crashes())
+        return report(self.past, self._value.prior, self.memory)
 
     def propose(self) -> Launch | Stop:
         """The next launch, deterministic given seed, observations and pending launches."""
         memory = self.memory
-        decision = self.limits.spent(memory.launches + len(self._busy), memory.used_s) or self._baseline()
+        decision: Launch | Stop | None = self.limits.spent(memory.launches + len(self._busy), memory.used_s)
+        if decision is None and self._baseline_key not in memory.servers.keys() | self._busy:
+            decision = Launch(self._baseline, "the baseline, the reference of all comparisons", 0.0, BASELINE_CHANCE)
         if decision is None:
             self._learn()
-            decision = after_crashes(memory, self._crashes, self._busy, self._candidates) or self._search()
+            decision = regions.after_crashes(memory, self._crashes, self._busy, self._candidates) or self._search()
         if isinstance(decision, Launch):
             self._fresh.setdefault(memory.key(decision.server), None)
         return decision
@@ -163,56 +144,49 @@ class LaunchAware:
         gains, again = forecast.gains[0], np.zeros(len(self.grid.load_rows))
         if self._beliefs:
             gains = gains if fresh else np.maximum(gains, self._sceptic(row).gains[0])
-            again = repeats(self.memory, self._beliefs[0][1], key)
-        index = next_load(gains, again, Costs.of(self.memory).measure_s, self._bar, fresh, self._usual_load(row))
+            again = acquisition.repeats(self.memory, self._beliefs[0][1], key)
+        measure_s = Costs.of(self.memory).measure_s
+        index = acquisition.next_load(gains, again, measure_s, self._bar, fresh, self._usual_load(row))
         if index is None and self._beliefs:
-            index = unfamiliar(self.memory, self._crashes, self._beliefs[0][1], key)
+            index = acquisition.unfamiliar(self.memory, self._crashes, self._beliefs[0][1], key)
         return index
 
     def _leads(self, best: Key, load: int, value: float, key: Key) -> bool:
         """True if a server leads with an uncertain value and probably keeps the lead."""
         if best != key or not self.memory.uncertain(key, load):
             return False
-        return not self._busy or chance_to_stay_best(value, self._beliefs[0][1], *self._pending()) >= LIKELY
+        return not self._busy or acquisition.chance_to_stay_best(value, self._beliefs[0][1], *self._pending()) >= LIKELY
 
     def _compared(self, key: Key) -> int | None:
         """The baseline's own load part, for its server, until it is measured: the reference of all comparisons."""
-        baseline, load = self.space.split(self.space.baseline)
-        index, server = self.grid.load_index(load), self.memory.servers.get(key)
-        known = server is not None and index in self.memory.settled(server)
-        return None if known or key != self.memory.key(baseline) else index
+        server = self.memory.servers.get(key)
+        known = server is not None and self._baseline_load in self.memory.settled(server)
+        return None if known or key != self._baseline_key else self._baseline_load
 
     def _usual_load(self, row: Codes) -> int:
         """Load part of a server without an expected gain: that of the best, else of the baseline."""
-        index = self._best[1] if self._best else self.grid.load_index(self.space.split(self.space.baseline)[1])
+        index = self._best[1] if self._best else self._baseline_load
         allowed = np.flatnonzero(self.grid.allowed(row)[0])
         server = self.memory.servers.get(tuple(row[0].tolist()))
         open_ = [int(i) for i in allowed if server is None or i not in server.load_crashes] or allowed.tolist()
         return index if index in open_ else open_[0]
 
-    def _baseline(self) -> Launch | None:
-        server = self.space.split(self.space.baseline)[0]
-        key = self.memory.key(server)
-        if key in self.memory.servers or key in self._busy:
-            return None
-        return Launch(server, "the baseline, the reference of all comparisons", 0.0, BASELINE_CHANCE)
-
     def _search(self) -> Launch | Stop:
         self._learn(True)
-        baseline = self.memory.key(self.space.split(self.space.baseline)[0])
-        crashes = assuming_baseline_starts(self._crashes, baseline, self._busy)
+        least = self.limits.gain
+        crashes = acquisition.assuming_baseline_starts(self._crashes, self._baseline_key, self._busy)
         forecast = self._forecast(self._candidates(), self._expecting(True), self._busy, crashes)
-        worth, regions = evaluate_regions(self.grid, forecast, crashes, self.limits.gain, len(self._busy))
+        worth, found = regions.evaluate_regions(forecast, crashes, least, len(self._busy))
         new = crashes.new(forecast.rows)
         if self._busy:
-            worth = without_choices_under_test(crashes, forecast.rows, worth, sorted(self._busy), self.limits.gain)
-        fewest = int(new[worth >= self.limits.gain].min(initial=self.grid.width))
+            worth = acquisition.without_choices_under_test(crashes, forecast.rows, worth, sorted(self._busy), least)
+        fewest = int(new[worth >= least].min(initial=self.grid.width))
         worth[new > max(NEW, fewest)] = 0.0
-        self._pivots += changes(self.memory, forecast, self._closed, regions)
-        self._closed = {region.name: region for region in regions if region.why is not None}
-        standing = Standing(self._best[:2] if self._best else None, list(self._closed), bool(self._busy))
-        stop = stop_reason(self.memory, forecast, worth, standing, self.limits.gain)
-        doubts = self._sceptical_check(forecast, regions) if stop is not None and stop.kind is StopKind.GAIN else None
+        self._pivots += regions.changes(self.memory, forecast, self._closed, found)
+        self._closed = {region.name: region for region in found if region.why is not None}
+        standing = regions.Standing(self._best[:2] if self._best else None, list(self._closed), bool(self._busy))
+        stop = regions.stop_reason(self.memory, forecast, worth, standing, least)
+        doubts = self._sceptical_check(forecast, found) if stop is not None and stop.kind is StopKind.GAIN else None
         if doubts is not None:
             forecast, worth = doubts
         elif stop is not None:
@@ -220,10 +194,10 @@ class LaunchAware:
         pick = int(np.argmax(worth / forecast.cost_s))
         self._bar = float(worth[pick] / forecast.cost_s[pick])
         key = tuple(forecast.rows[pick].tolist())
-        self._fresh[key] = int(np.argmax(self._planned(forecast, pick)))
+        self._fresh[key] = self._planned(forecast, pick)
         server = self.memory.servers.get(key)
         reason = (f"a check before the end: if interactions are strong, it may gain "
-                  f"{float(forecast.gain[pick]):.1%}" if doubts else self._reason(forecast, regions, pick))
+                  f"{float(forecast.gain[pick]):.1%}" if doubts else self._reason(forecast, found, pick))
         return Launch(self.grid.server(forecast.rows[pick]), reason, float(forecast.gain[pick]),
                       float(forecast.chance[pick]), "measure" if server else None)
 
@@ -240,12 +214,12 @@ class LaunchAware:
                  for row in rows]
         strengths = self._strengths
         if self._beliefs:
-            data = with_pending(self.memory.measurements(), self._beliefs[0][1], rows, loads)
+            data = acquisition.with_pending(self.memory.measurements(), self._beliefs[0][1], rows, loads)
         else:
             strengths, every = self._value.usual_strengths(), len(self.grid.load_rows)
             if whole:
                 rows, loads = np.repeat(rows, every, axis=0), list(range(every)) * len(rows)
-            data = expected_from_prior(self._prior, rows, loads)
+            data = acquisition.expected_from_prior(self._value.prior, rows, loads)
         return [(weight, self._value.fit(data, some)) for weight, some in strengths]
 
     def _pending(self) -> tuple[Codes, Floats]:
@@ -254,20 +228,19 @@ class LaunchAware:
         serving = self._crashes.chance_serving(rows) * self.grid.allowed(rows)
         return rows, self._crashes.chance(rows)[:, None] * serving
 
-    def _planned(self, forecast: Forecast, pick: int) -> Floats:
-        """(L,) gains for choosing the first load part of a launch; before any measurement, other than pending ones."""
+    def _planned(self, forecast: Forecast, pick: int) -> int:
+        """The first load part of a launch; before any measurement, another one than those of pending launches."""
         if self._busy and not self._beliefs:
             forecast, pick = self._forecast(forecast.rows[[pick]], self._expecting(), self._busy), 0
-        gains: Floats = forecast.gains[pick]
-        return gains
+        return int(np.argmax(forecast.gains[pick]))
 
     def _mark(self, beliefs: Sequence[Belief]) -> float | None:
         """Log objective to beat; None while nothing feasible is measured or pending."""
         if self._best is None or not self._busy:
             return self._best[2] if self._best else beliefs[0][1].level if beliefs and not self._beliefs else None
-        return expected_best(self._best[2], self._beliefs[0][1], *self._pending())
+        return acquisition.expected_best(self._best[2], self._beliefs[0][1], *self._pending())
 
-    def _sceptical_check(self, forecast: Forecast, regions: Sequence[Region]) -> tuple[Forecast, Floats] | None:
+    def _sceptical_check(self, forecast: Forecast, found: Sequence[Region]) -> tuple[Forecast, Floats] | None:
         """A launch that pays under large effects and interactions, or None.
 
         The value model may wrongly be certain that interactions are weak. A few checks test it before the end; each
@@ -281,7 +254,7 @@ class LaunchAware:
             return None
         sceptic = self._sceptic(forecast.rows)
         worth = np.where(sceptic.chance < CHECK_CHANCE, 0.0, sceptic.expected)
-        for region in regions:
+        for region in found:
             if region.why is not None:
                 worth[region.inside] = 0.0
         if worth.max(initial=0.0) < max(CHECK_GAIN, self.limits.gain):
@@ -295,9 +268,9 @@ class LaunchAware:
         wild = self._value.fit(self.memory.measurements(), (np.maximum(variance, DOUBT[0] ** 2), DOUBT[1:]))
         return self._forecast(rows, [(1.0, wild)], self._busy)
 
-    def _reason(self, forecast: Forecast, regions: Sequence[Region], pick: int) -> str:
+    def _reason(self, forecast: Forecast, found: Sequence[Region], pick: int) -> str:
         gain, chance = float(forecast.gain[pick]), float(forecast.chance[pick])
-        where = [r.name for r in regions if not r.under_load and r.inside[pick]]
+        where = [r.name for r in found if not r.under_load and r.inside[pick]]
         if where:
             return (f"isolates {' and '.join(where)}: {chance:.0%} chance to start, may gain up to "
                     f"{float(forecast.upper[pick]):.1%}")
@@ -313,17 +286,12 @@ class LaunchAware:
         for key, load in self.memory.leading():
             best[key] = max(best.get(key, 0.0), self.memory.servers[key].values[load][0].value or 0.0)
         leaders = sorted(best, key=lambda k: -best[k])[:CENTRES]
-        return leaders or [self.memory.key(self.space.split(self.space.baseline)[0])]
+        return leaders or [self._baseline_key]
 
     def _forecast(self, rows: Codes, beliefs: Sequence[Belief], busy: set[Key],
                   crashes: CrashModel | None = None) -> Forecast:
-        past = None if self.past is None else (self.past, self._trust_in_crashes())
-        return forecast_launches(self.grid, self.memory, beliefs, crashes or self._crashes, rows, self._mark(beliefs),
-                                 busy, past)
-
-    def _trust_in_crashes(self) -> float:
-        memory = self.memory
-        return 0.0 if self.past is None else self.past.trust_in_crashes(memory.passed(), memory.crashed())
+        return acquisition.forecast_launches(self.memory, beliefs, crashes or self._crashes, rows, self._mark(beliefs),
+                                             busy, self.past)
 
     def _learn(self, full: bool = False) -> None:
         """Update the models with the newest observations."""
@@ -343,7 +311,7 @@ class LaunchAware:
         if self._known != known:
             self._known = known
             self._crashes = CrashModel(self.grid, memory.passed(), memory.served(), memory.evidence(), self._crashes)
-        self._best = best_configuration(memory, self._beliefs[0][1]) if self._beliefs else None
+        self._best = acquisition.best_configuration(memory, self._beliefs[0][1]) if self._beliefs else None
 
 
 def _row(key: Key) -> Codes:

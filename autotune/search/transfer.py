@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from autotune.records import Crash, UsageError, config_key
+from autotune.records import UsageError, config_key
 from autotune.search.crash_model import CrashModel
 from autotune.search.grid import Codes, Floats, Grid
 from autotune.search.observations import Observations
@@ -36,12 +36,10 @@ class Past:
 
     def __init__(self, grid: Grid, observations: Sequence[Observation]) -> None:
         memory = Observations(grid)
-        self.given, self.used = len(observations), 0
-        for observation in observations:
-            fitting = _fitting(grid, observation)
-            if fitting is not None:
-                memory.add(fitting)
-                self.used += 1
+        fitting = [fits for observation in observations if (fits := _fitting(grid, observation)) is not None]
+        self.given, self.used = len(observations), len(fitting)
+        for observation in fitting:
+            memory.add(observation)
         data = memory.measurements()
         self._posterior: Posterior | None = None
         if len(data.rows):
@@ -61,10 +59,11 @@ class Past:
         """(n,) probability that each server part comes up, by past studies."""
         return self._crashes.chance(rows) if self._known else np.ones(len(rows))
 
-    def trust_in_crashes(self, passed: Codes, crashed: Codes) -> float:
+    def trust_in_crashes(self, memory: Observations) -> float:
         """Trust in 0..1 in the past crash model, by its predictions of the present launches."""
         if not self._known:
             return 0.0
+        passed, crashed = memory.passed(), memory.crashed()
         right = float((self.chance(passed) > 0.5).sum() + (self.chance(crashed) <= 0.5).sum())
         wrong = len(passed) + len(crashed) - right
         return (1 + right) / (2 + right + WRONG * wrong)
@@ -77,23 +76,23 @@ class Past:
         return float(np.sqrt(np.mean((off - off.mean()) ** 2)))
 
 
-def report(past: Past, prior: Prior, data: Data, trust_in_crashes: float) -> str:
+def report(past: Past, prior: Prior, memory: Observations) -> str:
     """One line on the accuracy of past studies."""
+    data = memory.measurements()
     error = past.error(data)
     coverage = f"warm start: {past.used} of {past.given} past observations fit this space"
     if error is None:
         return f"{coverage}; nothing was measured here to compare with"
     return (f"{coverage}; their effects were off by {math.expm1(error):.0%} (root mean square of {len(data.rows)} "
             f"configurations measured here), so they count {prior.trust:.0%} in the value model and "
-            f"{trust_in_crashes:.0%} in the crash model")
+            f"{past.trust_in_crashes(memory):.0%} in the crash model")
 
 
 def _fitting(grid: Grid, observation: Observation) -> Observation | None:
     """The observation in the present space; None if it does not fit."""
     space = grid.space
-    full = {**observation.server, **(observation.load or {})}
     known = {p.name for p in space.params}
-    config = {k: v for k, v in full.items() if k in known}
+    config = {k: v for k, v in {**observation.server, **(observation.load or {})}.items() if k in known}
     for param in space.params:
         if param.name not in config and param.name in space.baseline and space.active(param, config):
             config[param.name] = space.baseline[param.name]
@@ -112,11 +111,8 @@ def past_observations(sources: Iterable[str], space: Space, objective: str) -> l
     Sources are folders of outputs/, SQLite files or storage URLs. A study of another objective contributes its crashes
     only. Raises UsageError for a missing source or one without a study.
     """
-    out: list[Observation] = []
-    for source in sources:
-        for records, its_objective in _studies(source):
-            out += _observations(records, space, its_objective == objective)
-    return out
+    return [observation for source in sources for records, its_objective in _studies(source)
+            for observation in _observations(records, space, its_objective == objective)]
 
 
 def _studies(source: str) -> list[tuple[list[TrialRecord], str | None]]:
@@ -167,13 +163,9 @@ def _observations(records: Sequence[TrialRecord], space: Space, comparable: bool
         server = {k: v for k, v in record.config.items() if k not in loads}
         load = {k: v for k, v in record.config.items() if k in loads}
         launch = f"{record.launch_id}/{config_key(server)}"
-        outcome: Measured | Crash
-        if record.crash is not None:
-            outcome = record.crash
-        else:
-            known = comparable and record.value is not None and not record.invalid_reasons
-            outcome = Measured(record.value / level if known and record.value is not None else None,
-                               record.score is not None and record.score.feasible)
+        known = comparable and not record.invalid_reasons and record.value is not None
+        outcome = record.crash or Measured(record.value / level if known and record.value is not None else None,
+                                           record.score is not None and record.score.feasible)
         before_load = record.crashed and not record.crashed_under_load
         out.append(Observation(server, None if before_load else load, outcome, record.cost_s or 0.0,
                                0.0 if launch in launched else record.launch_s or 1.0))

@@ -13,16 +13,15 @@ expected slightly below the baseline's, because baselines are chosen with care.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.records import Value
-from autotune.search.grid import Codes, Floats, Grid
+from autotune.search.grid import Codes, Floats, Grid, Mask
 from autotune.space.space import Param
 
 OVERALL = 1.0  # sd of the unknown level after centring
@@ -31,6 +30,8 @@ STRENGTHS = ((0.02, 0.3), (0.07, 0.38), (0.2, 0.26), (0.4, 0.06))  # (sd of a pa
 # (variance of a pair's effect as a share of the product of the parameters' sds, prior probability)
 PAIRS = ((0.03, 0.6), (0.12, 0.3), (0.5, 0.1))
 UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own variance
+OPTIONS = list(itertools.product((share for share, _ in PAIRS), UNDER_LOAD))
+OPTION_WEIGHTS = np.array([weight for _, weight in PAIRS for _ in UNDER_LOAD])
 RESIDUAL = 0.02  # sd of the term of one server part
 UNSEEN = 0.2  # least sd of the effect of an unmeasured choice
 LEAST_WEIGHT = 0.03
@@ -40,8 +41,7 @@ SWEEPS = 2
 Strengths = tuple[Floats, tuple[float, float]]  # variance of each parameter's effects, (share of pairs, under a load)
 
 
-@dataclasses.dataclass(frozen=True)
-class Data:
+class Data(NamedTuple):
     """rows: (n, P) server codes; loads: (n,) indices of load parts; y: (n, 1 + limits) logs; noise: (n,) sd."""
 
     rows: Codes
@@ -50,8 +50,7 @@ class Data:
     noise: Floats
 
 
-@dataclasses.dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """(n, L) mean and sd of the log objective, and (k, n, L) mean log ratio of each limit, with the same sd."""
 
     mean: Floats
@@ -71,13 +70,9 @@ class ValueModel:
 
     def fit(self, data: Data, strengths: Strengths) -> Posterior:
         """Posterior for given strengths of effects."""
-        prior: Floats = self.prior.mean(data.rows)[np.arange(len(data.rows)), data.loads]
-        centre = np.asarray(data.y.mean(axis=0), dtype=np.float64)
-        centre[0] -= prior.mean()
         base, loaded = self.kernel(data.rows, data.rows, strengths)
         k = base + self.load_likeness(data.loads, data.loads) * loaded + np.diag(data.noise ** 2)
-        factor: Floats = np.asarray(np.linalg.cholesky(k), dtype=np.float64)
-        return Posterior(self, data, centre, prior, strengths, factor)
+        return Posterior(self, data, strengths, k)
 
     def strengths(self, data: Data) -> list[tuple[float, Strengths]]:
         """(weight, strengths), likeliest first, with weights that add up to 1.
@@ -89,46 +84,36 @@ class ValueModel:
         y = self._rest(data, self.prior.trust)
         like = [table[rows[:, i]][:, rows[:, i]] for i, table in enumerate(self.server_tables)]
         v = self.load_likeness(loads, loads)
-        fixed = np.diag(noise ** 2)
-        fixed += OVERALL ** 2 + RESIDUAL ** 2 * self._same(rows, rows)
+        fixed = np.diag(noise ** 2) + (OVERALL ** 2 + RESIDUAL ** 2 * self._same(rows, rows))
         strengths = np.array([s for s, _ in STRENGTHS])
         prior = np.log([w for _, w in STRENGTHS])
         variance = np.full(len(like), float((np.exp(prior) * strengths ** 2).sum()))
-        options = list(itertools.product((a for a, _ in PAIRS), UNDER_LOAD))
-        usual = np.log([w for _, w in PAIRS for _ in UNDER_LOAD])
-        share, weights = options[0], np.ones(len(options))
+        share, weights = OPTIONS[0], np.ones(len(OPTIONS))
         k = fixed[None]
         for _ in range(SWEEPS):
             for i, u in enumerate(like):
                 others = [j for j in range(len(like)) if j != i]
-                first = _sum([variance[j] * like[j] for j in others], u)
-                linear = _sum([math.sqrt(variance[j]) * like[j] for j in others], u)
-                squares = _sum([variance[j] * like[j] ** 2 for j in others], u)
+                first, linear, pairs = _sums(variance[others], [like[j] for j in others], u.shape)
                 g = strengths[:, None, None]
                 singles = first + g ** 2 * u
-                pairs = (linear ** 2 - squares) / 2 + g * u * linear
+                pairs = pairs + g * u * linear
                 weight = _weights(prior + _evidence(fixed + singles + share[0] * pairs
                                                     + v * (LOAD ** 2 + share[1] * singles), y))
                 variance[i] = float((weight * strengths ** 2).sum())
-            first = _sum([variance[j] * u for j, u in enumerate(like)], v)
-            linear = _sum([math.sqrt(variance[j]) * u for j, u in enumerate(like)], v)
-            squares = _sum([variance[j] * u ** 2 for j, u in enumerate(like)], v)
-            pairs = (linear ** 2 - squares) / 2
-            k = np.asarray([fixed + first + a * pairs + v * (LOAD ** 2 + b * first) for a, b in options])
-            weights = _weights(usual + _evidence(k, y))
-            share = options[int(np.argmax(weights))]
+            first, _, pairs = _sums(variance, like, v.shape)
+            k = np.asarray([fixed + first + a * pairs + v * (LOAD ** 2 + b * first) for a, b in OPTIONS])
+            weights = _weights(np.log(OPTION_WEIGHTS) + _evidence(k, y))
+            share = OPTIONS[int(np.argmax(weights))]
         if self.prior.past is not None:
             best = k[[int(np.argmax(weights))]]
-            evidences = [float(_evidence(best, self._rest(data, trust))[0]) for trust in TRUST]
-            self.prior.trust = TRUST[int(np.argmax(evidences))]
-        return _kept(weights, options, variance)
+            self.prior.trust = max(TRUST, key=lambda trust: float(_evidence(best, self._rest(data, trust))[0]))
+        return _kept(weights, variance)
 
     def usual_strengths(self) -> list[tuple[float, Strengths]]:
         """Weighted strengths before the first measurement."""
         strengths, weights = np.array(STRENGTHS).T
         variance = np.full(self.grid.width, float((weights * strengths ** 2).sum()))
-        options = list(itertools.product((a for a, _ in PAIRS), UNDER_LOAD))
-        return _kept(np.array([w for _, w in PAIRS for _ in UNDER_LOAD]) / len(UNDER_LOAD), options, variance)
+        return _kept(OPTION_WEIGHTS / len(UNDER_LOAD), variance)
 
     def kernel(self, a: Codes, b: Codes, strengths: Strengths) -> tuple[Floats, Floats]:
         """(len(a), len(b)) kernel as a part without the load and a part that multiplies the similarity of loads."""
@@ -167,24 +152,25 @@ class ValueModel:
         out: Floats = rest - rest.mean()
         return out
 
-    def _same(self, a: Codes, b: Codes) -> NDArray[np.bool_]:
+    def _same(self, a: Codes, b: Codes) -> Mask:
         """(len(a), len(b)) True for equal server parts."""
-        names_a, names_b = a.astype(np.int64) @ self._naming, b.astype(np.int64) @ self._naming
-        out: NDArray[np.bool_] = names_a[:, None] == names_b[None, :]
-        return out
+        same: Mask = np.equal.outer(a.astype(np.int64) @ self._naming, b.astype(np.int64) @ self._naming)
+        return same
 
 
 class Posterior:
     """Posterior of the value model."""
 
-    def __init__(self, model: ValueModel, data: Data, centre: Floats, prior: Floats, strengths: Strengths,
-                 factor: Floats) -> None:
-        self.model, self.rows, self.loads, self.centre, self.strengths = model, data.rows, data.loads, centre, strengths
-        self.inverse = np.linalg.inv(factor)
-        rest = data.y - centre
+    def __init__(self, model: ValueModel, data: Data, strengths: Strengths, kernel: Floats) -> None:
+        self.model, self.rows, self.loads, self.strengths = model, data.rows, data.loads, strengths
+        prior = model.prior.mean(data.rows)[np.arange(len(data.rows)), data.loads]
+        self.centre = np.asarray(data.y.mean(axis=0), dtype=np.float64)
+        self.centre[0] -= prior.mean()
+        self.level = float(self.centre[0])  # mean log objective of the measurements
+        rest = data.y - self.centre
         rest[:, 0] -= prior
+        self.inverse: Floats = np.asarray(np.linalg.inv(np.linalg.cholesky(kernel)), dtype=np.float64)
         self.solved = self.inverse @ rest
-        self.level = float(centre[0])  # mean log objective of the measurements
         self._wider = [self._unseen(i) for i in range(model.grid.width)]
 
     def predict(self, rows: Codes) -> Prediction:
@@ -219,16 +205,22 @@ class Posterior:
         return out * (not param.numeric)
 
 
-def _kept(weights: Floats, options: list[tuple[float, float]], variance: Floats) -> list[tuple[float, Strengths]]:
+def _kept(weights: Floats, variance: Floats) -> list[tuple[float, Strengths]]:
     """The likeliest strengths of interactions, with weights that add up to 1."""
-    kept = sorted(((w, o) for w, o in zip(weights.tolist(), options, strict=True) if w > LEAST_WEIGHT),
+    kept = sorted((some for some in zip(weights.tolist(), OPTIONS, strict=True) if some[0] > LEAST_WEIGHT),
                   reverse=True)[:CANDIDATES]
     total = sum(w for w, _ in kept)
     return [(w / total, (variance, option)) for w, option in kept]
 
 
-def _sum(terms: list[Floats], like: Floats) -> Floats:
-    return np.sum(terms, axis=0) if terms else np.zeros_like(like)
+def _sums(variance: Floats, like: list[Floats], shape: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
+    """Sums over parameters: of effects, of effects weighed by their sd, and of products of two effects."""
+    first, linear, squares = np.zeros((3, *shape))
+    for weight, u in zip(variance, like, strict=True):
+        first += weight * u
+        linear += math.sqrt(weight) * u
+        squares += weight * u ** 2
+    return first, linear, (linear ** 2 - squares) / 2
 
 
 def _weights(logs: Floats) -> Floats:
@@ -294,9 +286,7 @@ class Prior:
         believed = [_believed(grid, p, DOWN) for p in grid.server_params]
         self.means = [mean for mean, _ in believed]
         self.scales = [scale for _, scale in believed]  # (choices + 1,) sd of an effect over USUAL_SD
-        tables = [_believed(grid, p, 0.0)[0] for p in grid.load_params]
-        self.loads = np.sum([t[grid.load_rows[:, i]] for i, t in enumerate(tables)], axis=0) + np.zeros(
-            len(grid.load_rows))
+        self.loads = _added([_believed(grid, p, 0.0)[0] for p in grid.load_params], grid.load_rows)
 
     def mean(self, rows: Codes) -> Floats:
         """(n, L) log of the expected factor against the baseline."""
@@ -304,11 +294,16 @@ class Prior:
 
     def mixed(self, rows: Codes, trust: float) -> Floats:
         """The prior mean with a given trust in past studies, 0..1."""
-        own = np.sum([means[rows[:, i]] for i, means in enumerate(self.means)], axis=0) + np.zeros(len(rows))
-        believed: Floats = own[:, None] + self.loads[None, :]
+        believed: Floats = np.add.outer(_added(self.means, rows), self.loads)
         if self.past is None or trust == 0:
             return believed
         return trust * self.past.effects(rows) + (1 - trust) * believed
+
+
+def _added(means: list[Floats], rows: Codes) -> Floats:
+    """(n,) sum of the mean effects of each row's choices."""
+    out: Floats = np.sum([mean[rows[:, i]] for i, mean in enumerate(means)], axis=0) + np.zeros(len(rows))
+    return out
 
 
 def _believed(grid: Grid, param: Param, down: float) -> tuple[Floats, Floats]:

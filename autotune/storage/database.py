@@ -171,7 +171,7 @@ def _retried(name: str, call: Callable[..., Any], retries: Retries) -> Callable[
                 raise AutotuneError(f"the study's database has not answered for {retries.wait_s:g} s ({line}): "
                                     "the study is kept, run the same command once it works again") from error
             if name in READS_ALL and isinstance(error, UNREADABLE):
-                raise CorruptStudy(f"unreadable ({type(error).__name__}: {str(error)[:100]})") from error
+                raise _unreadable(error) from error
             raise
 
     return retried
@@ -200,7 +200,11 @@ def trials_of(study: optuna.Study, *states: optuna.trial.TrialState) -> list[opt
     try:
         return study.get_trials(deepcopy=False, states=states or None)
     except UNREADABLE as error:  # Optuna's cache sorts the trials that the storage read
-        raise CorruptStudy(f"unreadable ({type(error).__name__}: {str(error)[:100]})") from error
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> CorruptStudy:
+    return CorruptStudy(f"unreadable ({type(error).__name__}: {str(error)[:100]})")
 
 
 class RunningTrials:
@@ -241,8 +245,13 @@ class RunningTrials:
 
     def silent(self) -> set[int]:
         """Numbers of the running trials whose last heartbeat is too old or that never sent one."""
-        stale = set(self.storage._get_stale_trial_ids(self.study._study_id))  # type: ignore[attr-defined]
-        return {t.number for t in self.all() if t._trial_id in stale or not self._ever_beat(t._trial_id)}
+        import sqlalchemy
+        from optuna.storages._rdb.models import TrialHeartbeatModel
+
+        running, stale = self.all(), self.storage._get_stale_trial_ids(self.study._study_id)  # type: ignore[attr-defined]
+        with self.storage._backend.engine.connect() as connection:  # type: ignore[attr-defined]
+            beating = set(connection.scalars(sqlalchemy.select(TrialHeartbeatModel.trial_id))).difference(stale)
+        return {trial.number for trial in running if trial._trial_id not in beating}
 
     def fail(self, trial: optuna.trial.FrozenTrial, why: str) -> bool:
         """Mark a running trial FAIL; False if it ended meanwhile."""
@@ -253,16 +262,6 @@ class RunningTrials:
             self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
             return True
         return False
-
-    def _ever_beat(self, trial_id: int) -> bool:
-        from optuna.storages._rdb.models import TrialHeartbeatModel
-
-        session = self.storage._backend.scoped_session()  # type: ignore[attr-defined]
-        try:
-            return TrialHeartbeatModel.where_trial_id(trial_id, session) is not None
-        finally:
-            session.rollback()
-            session.close()
 
     def _record_heartbeat(self, trial_id: int) -> None:
         self.storage.record_heartbeat(trial_id)  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Types of everything that a study stores beside its trials, and the one line about values of other types.
 
     settled = convert(attrs, StudyAttributes, "study s")      # CorruptStudy with one line
-    PivotFile(folder).add(pivot)
+    add_pivot(folder, pivot)
     pivots = read_pivots(folder)
 
 Other programs may add attributes under names of their own: those are ignored.
@@ -34,10 +34,6 @@ class CorruptStudy(AutotuneError):
     def __init__(self, problem: str) -> None:
         self.problem = printable(problem, instead=SPELLED)
         super().__init__(f"corrupt study database: {self.problem}. {REMEDY}")
-
-
-def corrupt(problem: str) -> CorruptStudy:
-    return CorruptStudy(problem)
 
 
 def convert(plain: Any, kind: Any, where: str) -> Any:
@@ -91,19 +87,16 @@ def study_attributes(name: str, stored: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-class PivotFile:
-    """Append-only pivots.jsonl of a study's folder, shared by all tuners of the study."""
+def add_pivot(folder: pathlib.Path, pivot: Mapping[str, Any]) -> bool:
+    """Append a decision to pivots.jsonl, shared by all tuners of the study in `folder`.
 
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
-
-    def add(self, pivot: Mapping[str, Any]) -> bool:
-        """Append a decision; False if it equals the last one on its region (a resumed strategy decides again)."""
-        last = {json.dumps(known.get("region")): known.get("key") for known in read_pivots(self.folder)}
-        if last.get(json.dumps(pivot["region"])) == pivot["key"]:
-            return False
-        append_line(self.folder / "pivots.jsonl", json.dumps(pivot))
-        return True
+    False if it equals the last one on its region (a resumed strategy decides again).
+    """
+    last = {json.dumps(known.get("region")): known.get("key") for known in read_pivots(folder)}
+    if last.get(json.dumps(pivot["region"])) == pivot["key"]:
+        return False
+    append_line(folder / "pivots.jsonl", json.dumps(pivot))
+    return True
 
 
 def read_pivots(folder: pathlib.Path) -> list[dict[str, Any]]:

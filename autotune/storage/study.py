@@ -15,14 +15,14 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.records import AutotuneError, Config, Outcome, Score, UsageError, to_json
 from autotune.space.space import Space
 from autotune.storage.database import Retries, RunningTrials, cannot_open, open_storage, sqlite_file, trials_of
 from autotune.storage.locks import StudyLock, is_here, owner_alive, owner_id
-from autotune.storage.schema import corrupt, study_attributes
+from autotune.storage.schema import CorruptStudy, study_attributes
 from autotune.storage.trial import NO_LAUNCH, OUTCOME, LaunchFacts, Result, TrialRecord, distribution, record_of
 from autotune.utils.text import SPELLED, printable
 
@@ -99,10 +99,9 @@ class Study:
         A tuner on another host counts as alive while a running trial of it sends heartbeats.
         """
         with self.locked():
-            numbers = [trial.number for trial in trials_of(self.inner)]
-            gap = next((at for at, number in enumerate(numbers) if at != number), None)
-            if gap is not None:  # the storage would give the number of a removed trial to a new one
-                raise corrupt(f"trial {gap} is missing")
+            for number, trial in enumerate(trials_of(self.inner)):
+                if trial.number != number:  # the storage would give the number of a removed trial to a new one
+                    raise CorruptStudy(f"trial {number} is missing")
             other = str(self.attrs().get("tuner") or self.owner)
             if other != self.owner and other.count("|") == 3:
                 silent = self._running.silent()
@@ -153,50 +152,35 @@ class Study:
             return self._running.create(template)
 
     def tell(self, trial: optuna.Trial, outcome: Outcome, score: Score | None, launch: LaunchFacts = NO_LAUNCH, *,
-             cost_s: float, launch_s: float) -> bool:
-        """Store the outcome of a trial: COMPLETE with a value, else PRUNED.
+             cost_s: float, launch_s: float, same_as: int | None = None) -> bool:
+        """Store the outcome of a trial: COMPLETE with a value, else PRUNED. `same_as`: see Result.
 
         False: another worker took this one for dead and marked the trial FAIL; the outcome is dropped.
         """
-        value = score.value if score is not None else None
-        return self._tell(trial, Result(outcome, score, round(cost_s, 3), round(launch_s, 3), launch), value)
+        from optuna.trial import TrialState
 
-    def copy(self, trial: optuna.Trial, source: TrialRecord, launch: LaunchFacts = NO_LAUNCH, *, cost_s: float,
-             launch_s: float) -> bool:
-        """Store for `trial` the outcome of `source`, another configuration of an equivalent server. False: see tell."""
-        assert source.outcome is not None
-        result = Result(source.outcome, source.score, round(cost_s, 3), round(launch_s, 3), launch, source.number)
-        return self._tell(trial, result, source.value)
+        result = Result(outcome, score, round(cost_s, 3), round(launch_s, 3), launch, same_as)
+        value = score.value if score is not None else None
+        return self._end(trial, {OUTCOME: to_json(result), **result.headlines()}, value,
+                         TrialState.PRUNED if value is None else None, result.constraints())
 
     def fail(self, trial: optuna.Trial, why: str) -> bool:
         """Mark a trial FAIL: our own fault or an interruption taught nothing about its configuration."""
         from optuna.trial import TrialState
 
-        def write() -> None:
-            trial.set_user_attr("fail_reason", why)
-            self.inner.tell(trial, state=TrialState.FAIL)
+        return self._end(trial, {"fail_reason": why}, None, TrialState.FAIL, {})
 
-        return self._end(trial, write)
-
-    def _tell(self, trial: optuna.Trial, result: Result, value: float | None) -> bool:
-        from optuna.trial import TrialState
-
-        def write() -> None:
-            trial.set_user_attr(OUTCOME, to_json(result))
-            for name, shown in result.headlines().items():
-                trial.set_user_attr(name, shown)
-            for key, constraint in result.constraints().items():
-                trial.set_constraint(key, constraint)
-            self.inner.tell(trial, value, state=TrialState.PRUNED if value is None else None)
-
-        return self._end(trial, write)
-
-    def _end(self, trial: optuna.Trial, write: Callable[[], None]) -> bool:
+    def _end(self, trial: optuna.Trial, attrs: Mapping[str, Any], value: float | None,
+             state: optuna.trial.TrialState | None, constraints: Mapping[str, float]) -> bool:
         """End a trial of this process; False if another worker ended it before."""
         import optuna
 
         try:
-            write()
+            for name, stored in attrs.items():
+                trial.set_user_attr(name, stored)
+            for name, constraint in constraints.items():
+                trial.set_constraint(name, constraint)
+            self.inner.tell(trial, value, state=state)
         except optuna.exceptions.UpdateFinishedTrialError:
             return False
         finally:
@@ -219,7 +203,7 @@ class Study:
         trials = trials_of(self.inner)
         if number < len(trials) and trials[number].number == number:
             return trials[number]
-        raise corrupt(f"trial {number} is missing")
+        raise CorruptStudy(f"trial {number} is missing")
 
     def _record(self, trial: optuna.trial.FrozenTrial) -> TrialRecord:
         kept = self._ended.get(trial.number)
@@ -227,13 +211,13 @@ class Study:
             return kept
         record = record_of(trial)
         measured = record.state in ("COMPLETE", "PRUNED")
-        if record.result is None and measured:
-            raise corrupt(f"trial {record.number}: {OUTCOME} is missing")
+        if record.outcome is None and measured:
+            raise CorruptStudy(f"trial {record.number}: {OUTCOME} is missing")
         if self.own_space and (measured or record.state == "RUNNING" and record.config):
             try:  # a stored configuration may go to a command line
                 self.space.check(record.config)
             except UsageError as error:
-                raise corrupt(f"trial {record.number}: {error}") from error
+                raise CorruptStudy(f"trial {record.number}: {error}") from error
         if trial.state.is_finished():
             self._ended[trial.number] = record
         return record
@@ -252,7 +236,7 @@ class Study:
             self.inner.set_user_attr("identity", plain)
             return
         if stored is None:
-            raise corrupt(f"study {self.inner.study_name}: identity is missing")
+            raise CorruptStudy(f"study {self.inner.study_name}: identity is missing")
         different = {key: (stored[key], now) for key, now in plain.items()  # earlier releases stored less
                      if key in stored and not _same(stored[key], now)}
         if different:
@@ -269,8 +253,7 @@ def _tables_lock(url: str, create: bool) -> contextlib.AbstractContextManager[No
 
 def _owner_of(trial: optuna.trial.FrozenTrial) -> str:
     """The owner of a trial; "" for a trial of another tool."""
-    owner = trial.user_attrs.get("owner")
-    return owner if isinstance(owner, str) else ""
+    return str(trial.user_attrs.get("owner") or "")
 
 
 def _same(then: Any, now: Any) -> bool:

@@ -16,21 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from autotune.records import (
-    Blame,
-    Config,
-    Count,
-    Crash,
-    Measurement,
-    Number,
-    Outcome,
-    Percentiles,
-    Score,
-    Stage,
-    Value,
-)
+from autotune.records import Blame, Config, Count, Crash, Measurement, Number, Outcome, Percentiles, Score, Stage, Value
 from autotune.space.space import Param
-from autotune.storage.schema import Choices, convert
+from autotune.storage.schema import Choice, convert
 
 if TYPE_CHECKING:
     import optuna
@@ -116,20 +104,25 @@ class Valued(msgspec.Struct):
 
 
 class TrialRecord(msgspec.Struct, frozen=True):
-    """One trial. `state` is Optuna's: COMPLETE, PRUNED, FAIL, RUNNING, WAITING. `result` is None without an outcome."""
+    """One trial. `state` is Optuna's: COMPLETE, PRUNED, FAIL, RUNNING, WAITING.
+
+    The fields of `Result` are None without an outcome. `cost_s`: seconds that the trial took, its part of the launch
+    included. `launch_s`: seconds that the server took to start; 0 on a server that another trial started.
+    """
 
     number: int
     state: str
     config: Config
     value: float | None
     start: StartFacts = StartFacts()
-    result: Result | None = None
     started: datetime.datetime | None = None
     ended: datetime.datetime | None = None
-
-    @property
-    def outcome(self) -> Outcome | None:
-        return self.result.outcome if self.result is not None else None
+    outcome: Outcome | None = None
+    score: Score | None = None
+    cost_s: float | None = None
+    launch_s: float | None = None
+    launch: LaunchFacts = NO_LAUNCH
+    same_as: int | None = None
 
     @property
     def measurement(self) -> Measurement | None:
@@ -138,28 +131,6 @@ class TrialRecord(msgspec.Struct, frozen=True):
     @property
     def crash(self) -> Crash | None:
         return self.outcome if isinstance(self.outcome, Crash) else None
-
-    @property
-    def score(self) -> Score | None:
-        return self.result.score if self.result is not None else None
-
-    @property
-    def launch(self) -> LaunchFacts:
-        return self.result.launch if self.result is not None else NO_LAUNCH
-
-    @property
-    def cost_s(self) -> float | None:
-        """Seconds that the trial took, its part of the launch included."""
-        return self.result.cost_s if self.result is not None else None
-
-    @property
-    def launch_s(self) -> float | None:
-        """Seconds that the server took to start; 0 for a trial on a server that another trial started."""
-        return self.result.launch_s if self.result is not None else None
-
-    @property
-    def same_as(self) -> int | None:
-        return self.result.same_as if self.result is not None else None
 
     @property
     def launch_id(self) -> int | None:
@@ -225,14 +196,14 @@ def record_of(trial: optuna.trial.FrozenTrial) -> TrialRecord:
     """An Optuna trial as a record. Raises CorruptStudy naming the first value of another type."""
     where, attrs = f"trial {trial.number}", trial.user_attrs
     start: StartFacts = convert(attrs, StartFacts, where)
-    config: Config = convert(trial.params, Choices, f"{where}: params")
-    value: float | None = convert({"value": trial.values[0]}, Valued, where).value if trial.values else None
+    config: Config = convert(trial.params, dict[str, Choice], f"{where}: params")
+    value = convert({"value": trial.values[0]}, Valued, where).value if trial.values else None
     stored, at = attrs.get(OUTCOME), f"{where}: {OUTCOME}"
     if stored is None and (stored := _result_of_flat(attrs, config)) is not None:
         at = where
-    result: Result | None = convert(stored, Result, at) if stored is not None else None
-    return TrialRecord(trial.number, trial.state.name, config, value, start, result,
-                       trial.datetime_start, trial.datetime_complete)
+    result = msgspec.structs.asdict(convert(stored, Result, at)) if stored is not None else {}
+    return TrialRecord(trial.number, trial.state.name, config, value, start, trial.datetime_start,
+                       trial.datetime_complete, **result)
 
 
 # Flat names of a crash's and a launch's fields, and of latencies, in studies of earlier releases.
@@ -253,9 +224,9 @@ def _result_of_flat(attrs: Mapping[str, Any], config: Config) -> dict[str, Any] 
     def some(names: Mapping[str, str]) -> dict[str, Any]:
         return {new: attrs[old] for old, new in names.items() if attrs.get(old) is not None}
 
-    score: dict[str, Any] | None = None
     if "cost_s" not in attrs:
         return None
+    score: dict[str, Any] | None = None
     if "crash_signature" in attrs:
         outcome: dict[str, Any] = {"type": "crash", "excerpt": "", **some(FLAT_CRASH)}
     else:

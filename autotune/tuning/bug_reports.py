@@ -86,13 +86,12 @@ def _bug(space: Space, signature: str, crashed: Sequence[TrialRecord], records: 
         return _part(space, record.config, loaded)
 
     known = {config_key(part(r)): False for r in crashed} | {config_key(part(r)): True for r in worked}
-    pairs = [(_distance(part(a), part(b)), i, j) for i, a in enumerate(crashed) for j, b in enumerate(worked)
-             if config_key(part(a)) != config_key(part(b))]
-    if pairs:
-        _, i, j = min(pairs)
-        return Bug(signature, tuple(crashed), crashed[i], worked[j], known, loaded)
-    nearest = min(crashed, key=lambda r: _distance(r.config, space.baseline))
-    return Bug(signature, tuple(crashed), nearest, None, known, loaded)
+    pairs = [(a, b) for a in crashed for b in worked if config_key(part(a)) != config_key(part(b))]
+    if not pairs:
+        nearest = min(crashed, key=lambda r: _distance(r.config, space.baseline))
+        return Bug(signature, tuple(crashed), nearest, None, known, loaded)
+    crashing, working = min(pairs, key=lambda pair: _distance(part(pair[0]), part(pair[1])))
+    return Bug(signature, tuple(crashed), crashing, working, known, loaded)
 
 
 def _part(space: Space, config: Config, loaded: bool) -> Config:

@@ -14,7 +14,7 @@ from autotune.config.settings import ConfirmationSettings
 from autotune.measure.finalists import Confirmation, ConfirmSettings, Decision
 from autotune.records import Config, UsageError, config_key
 from autotune.space.space import Space
-from autotune.storage.schema import corrupt
+from autotune.storage.schema import CorruptStudy
 from autotune.storage.trial import TrialRecord
 from autotune.tuning.loop import Tuner
 
@@ -56,13 +56,14 @@ def confirm(tuner: Tuner, settings: ConfirmationSettings) -> Decision | None:
                   if r.start.confirm_after == searched and r.state in ("COMPLETE", "PRUNED")
                   and not _disturbed(r)])
     while (key := state.next()) is not None:
-        tuner.listener.note(f"confirmation round {state.rounds + 1}: "
-                            + ("the baseline" if key == "baseline" else f"the configuration of trial {key}"))
-        record = tuner.measure(plan[key], reason="confirmation", confirm=key, confirm_after=searched)
-        for _ in range(REPEATS):
-            if _disturbed(record):
-                tuner.listener.note(f"again: the window was {', '.join(record.invalid_reasons)}")
-                record = tuner.measure(plan[key], reason="confirmation", confirm=key, confirm_after=searched)
+        note = f"confirmation round {state.rounds + 1}: " + (
+            "the baseline" if key == "baseline" else f"the configuration of trial {key}")
+        for _ in range(1 + REPEATS):
+            tuner.listener.note(note)
+            record = tuner.measure(plan[key], reason="confirmation", confirm=key, confirm_after=searched)
+            if not _disturbed(record):
+                break
+            note = f"again: the window was {', '.join(record.invalid_reasons)}"
         state.add(key, record.value if record.feasible else None)
     decision = state.decision()
     blocks = [r for r in study.records() if r.start.confirm_after == searched]
@@ -90,7 +91,7 @@ def planned(space: Space, key: str, config: Config) -> Config:
     try:
         return space.check(config)
     except UsageError as error:
-        raise corrupt(f"confirmation_plan.{key}: {error}") from error
+        raise CorruptStudy(f"confirmation_plan.{key}: {error}") from error
 
 
 def _disturbed(record: TrialRecord) -> bool:

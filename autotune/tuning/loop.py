@@ -171,20 +171,19 @@ class Tuner:
         the next one on this server: asked under the same lock, or another worker would take the launch as ended."""
         trial = plan.trial
         assert trial is not None
-        with self._mutex:
-            equivalent = self.sync.equivalent(plan.step.server, plan.load, server.resolved_key) if plan.search else None
-        outcome = server.crash or equivalent or server.measure(plan.load, trial.number)
+        same = None
+        if plan.search and server.crash is None:
+            with self._mutex:
+                same = self.sync.equivalent(plan.step.server, plan.load, server.resolved_key)
+        outcome = server.crash or (same and same.outcome) or server.measure(plan.load, trial.number)
+        score = same.score if same else self.evaluate(outcome) if isinstance(outcome, Measurement) else None
         facts = LaunchFacts(tuple(server.argv), server.env, server.resolved, server.resolved_key,
                             server.neighbours, server.crash is None if isinstance(outcome, Crash) else None)
         with self._mutex:
             spent = {"cost_s": time.monotonic() - plan.began, "launch_s": server.launch_s if plan.first else 0.0}
             self.annotator.attach(trial, server.folder)
             with self.study.locked():
-                if isinstance(outcome, TrialRecord):
-                    stored = self.study.copy(trial, outcome, facts, **spent)
-                else:
-                    score = self.evaluate(outcome) if isinstance(outcome, Measurement) else None
-                    stored = self.study.tell(trial, outcome, score, facts, **spent)
+                stored = self.study.tell(trial, outcome, score, facts, same_as=same.number if same else None, **spent)
                 plan.trial, plan.first, plan.began = None, False, time.monotonic()
                 if plan.search:
                     self.sync.trials()

@@ -13,7 +13,7 @@ from typing import Any
 from autotune.records import Config, HostCannotRun, config_key
 from autotune.search.protocol import Measured, Observation, Strategy
 from autotune.storage.locks import is_here, owner_alive
-from autotune.storage.schema import PivotFile
+from autotune.storage.schema import add_pivot
 from autotune.storage.study import Study, StudyMismatch
 from autotune.storage.trial import TrialRecord
 from autotune.tuning import ProgressListener
@@ -76,7 +76,7 @@ class StudySync:
         """Add new pivots of the strategy to pivots.jsonl."""
         pivots = self.strategy.pivots()
         for pivot in pivots[self._pivots:]:
-            if PivotFile(self.folder).add(pivot.to_json()):
+            if add_pivot(self.folder, pivot.to_json()):
                 listener.pivot(pivot)
         self._pivots = len(pivots)
 

@@ -11,11 +11,10 @@ standard library is imported: the supervisor of a server must start fast.
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 HIDDEN = "[redacted]"
 SHORTEST = 4  # shorter values are hidden only beside their name: anywhere else they would hit ordinary text
@@ -127,7 +126,7 @@ class Redactor:
                 break
         return text
 
-    def data(self, value: object, strength: int = 0) -> object:
+    def data(self, value: Any, strength: int = 0) -> Any:
         """The same for nested lists and mappings; everything under a secret-looking key or flag is hidden."""
         if isinstance(value, str):
             return HIDDEN if strength and _secret_value(value, strength) else self.text(value)
@@ -141,9 +140,9 @@ class Redactor:
             return HIDDEN
         return value
 
-    def mapping(self, value: Mapping[str, object]) -> dict[str, object]:
+    def mapping(self, value: Mapping[str, object]) -> dict[str, Any]:
         """`data` for a mapping."""
-        return {self.text(k): self.data(v, _strength(k)) for k, v in value.items()}
+        return dict(self.data(value))
 
     def argv(self, argv: Sequence[str]) -> list[str]:
         """An argument vector with secret values hidden."""
@@ -171,14 +170,13 @@ def secrets(value: object, strength: int = 0) -> Iterator[str]:
             yield from secrets(item, max(strength, after))
     elif isinstance(value, str) or isinstance(value, int) and not isinstance(value, bool) and strength:
         text = str(value)
-        in_urls = [text[slice(*span)] for span in _in_urls(text)]
         found = [text] if strength else []
         found += [text[slice(*span)] for span in _named(text)] if len(text) < 8192 else ()
         found += [part for one in found for part in re.split(r"[\s,;\[\](){}\"']+", one)
                   if len(part) >= NUMBER_LENGTH or MIXED.fullmatch(part)]
-        for one in in_urls:
-            password = one.partition(":")[2]
-            found += [one, password, urllib.parse.unquote(password)]
+        for span in _in_urls(text):
+            password = text[slice(*span)].partition(":")[2]
+            found += [text[slice(*span)], password, urllib.parse.unquote(password)]
         yield from (one for one in found if not FLAG.fullmatch(one) and (
             len(one) >= NUMBER_LENGTH or not _is_plain(one)))
 
@@ -190,13 +188,12 @@ def spellings(value: str) -> set[str]:
     import html
     import json
 
-    percent = {urllib.parse.quote(value, safe=safe, errors="replace") for safe in ("", "/")}
-    percent.add(urllib.parse.quote_plus(value, errors="replace"))
-    escaped = html.escape(value)
+    quoted = {urllib.parse.quote(value, safe=safe, errors="replace") for safe in ("", "/")}
+    quoted.add(urllib.parse.quote_plus(value, errors="replace"))
+    decimal = html.escape(value).replace("&#x27;", "&#39;")
     return {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1],
-            value.replace("'", "'\"'\"'"), *percent, *(re.sub("%..", lambda m: m[0].lower(), one) for one in percent),
-            escaped, html.escape(value, quote=False), escaped.replace("&#x27;", "&#39;"),
-            escaped.replace("&#x27;", "&#39;").replace("&quot;", "&#34;")}
+            value.replace("'", "'\"'\"'"), *quoted, *(re.sub("%..", lambda m: m[0].lower(), one) for one in quoted),
+            html.escape(value), html.escape(value, quote=False), decimal, decimal.replace("&quot;", "&#34;")}
 
 
 def after_flags(items: Sequence[Item]) -> Iterator[tuple[Item, bool]]:
@@ -238,17 +235,13 @@ def _in_urls(text: str) -> Iterator[Span]:
 
 def _named(text: str) -> Iterator[Span]:
     """Values of secret-looking names and flags."""
-    at = 0
-    for found in itertools.chain(NAMED.finditer(text) if "=" in text or ":" in text or "%3" in text else (), [None],
-                                 FLAGGED.finditer(text) if "--" in text else ()):
-        if found is None:
-            at = 0
-        elif found.start() >= at and found["name"] != "key" and (strength := _strength(found["name"][-NAME_CHARS:])):
-            before = text[max(0, found.start() - 1):found.start()]
-            if before == "/" and found[0].endswith(":") and text.startswith("/", found.end()):
-                continue  # a mount such as /etc/passwd:/etc/passwd
-            value = VALUE.match(text, found.end())
-            if value is None:
+    for pattern, markers in ((NAMED, ("=", ":", "%3")), (FLAGGED, ("--",))):
+        at = 0
+        for found in pattern.finditer(text) if any(marker in text for marker in markers) else ():
+            strength = _strength(found["name"][-NAME_CHARS:]) if found.start() >= at and found["name"] != "key" else 0
+            path = text.endswith("/", 0, found.start())  # of a mount: /etc/passwd:/etc/passwd
+            mount = path and found[0].endswith(":") and text.startswith("/", found.end())
+            if not strength or mount or not (value := VALUE.match(text, found.end())):
                 continue
             kind = "bare" if value["quoted"] is None else "quoted"
             start, end = value.span(kind)

@@ -8,6 +8,7 @@ repeats over servers that run at the same time; idle servers sleep.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import socket
 import statistics
@@ -15,8 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,33 +37,24 @@ def prompts(count: int, characters: int) -> list[str]:
     return [text[start : start + characters] for start in range(0, stride * count, stride)]
 
 
-class Running:
-    """A server of its own on a free port, stopped when the block ends."""
-
-    def __init__(self, flags: Sequence[str]) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-        self.command = [sys.executable, "-m", "autotune.ddtree", "--port", str(self.port), *flags]
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> "Running":
-        self.process = subprocess.Popen([*self.command, "--log-level", "warning"], cwd=ROOT)
-        return self
-
-    def wait(self) -> None:
-        while True:
-            if self.process.poll() is not None:
-                raise SystemExit(f"the server ended with {self.process.returncode}: {' '.join(self.command)}")
-            try:
-                if httpx.get(self.url + "/health").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.1)
-
-    def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        self.process.wait()
+@contextlib.contextmanager
+def served(flags: Sequence[str]) -> Iterator[str]:
+    """The address of a server of its own, which answers; it is stopped when the block ends."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "autotune.ddtree", "--port", port, *flags, "--log-level", "warning"]
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        try:
+            while True:
+                if process.poll() is not None:
+                    raise SystemExit(f"the server ended with {process.returncode}: {' '.join(command)}")
+                with contextlib.suppress(httpx.TransportError):
+                    if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                        break
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
 
 
 async def load(url: str, texts: Sequence[str], clients: int, tokens: int, temperature: float) -> dict[str, float]:
@@ -90,9 +81,8 @@ def acceptance(flags: Sequence[str], texts: Sequence[str], tokens: int, temperat
     rows = []
     for budget in BUDGETS:
         for topk in TOPKS:
-            with Running([*flags, "--tree-budget", str(budget), "--tree-topk", str(topk)]) as server:
-                server.wait()
-                result = asyncio.run(load(server.url, texts, 8, tokens, temperature))
+            with served([*flags, "--tree-budget", str(budget), "--tree-topk", str(topk)]) as url:
+                result = asyncio.run(load(url, texts, 8, tokens, temperature))
             rows.append({"budget": budget, "topk": topk, "accept_length": round(result["accept_length"], 3)})
     return rows
 
@@ -100,18 +90,17 @@ def acceptance(flags: Sequence[str], texts: Sequence[str], tokens: int, temperat
 def speed(flags: Sequence[str], texts: Sequence[str], tokens: int, temperature: float,
           repeats: int) -> list[dict[str, float]]:
     rows = []
-    with ExitStack() as stack:
-        servers = {budget: stack.enter_context(Running([*flags, "--tree-budget", str(budget)]))
+    with contextlib.ExitStack() as stack:
+        servers = {budget: stack.enter_context(served([*flags, "--tree-budget", str(budget)]))
                    for budget in SPEED_BUDGETS}
-        for server in servers.values():
-            server.wait()
-            asyncio.run(load(server.url, texts[:2], 2, 16, temperature))
+        for url in servers.values():
+            asyncio.run(load(url, texts[:2], 2, 16, temperature))
         for clients in CLIENTS:
             asked = texts[: max(3, 2 * clients)]
             found: dict[int, list[float]] = {budget: [] for budget in servers}
             for _ in range(repeats):
-                for budget, server in servers.items():
-                    result = asyncio.run(load(server.url, asked, clients, tokens, temperature))
+                for budget, url in servers.items():
+                    result = asyncio.run(load(url, asked, clients, tokens, temperature))
                     found[budget].append(result["tokens_per_s"])
                     print(f"{clients} clients, budget {budget}: {result}", file=sys.stderr, flush=True)
             for budget, values in found.items():
@@ -138,17 +127,19 @@ def main() -> None:
     if options.json:
         print(json.dumps(result))
         return
-    print("| clients | " + " | ".join(f"budget {budget}" for budget in SPEED_BUDGETS) + " |")
-    print("| --- " * (len(SPEED_BUDGETS) + 1) + "|")
-    for clients in CLIENTS:
-        cells = [f"{r['tokens_per_s']:.0f} tokens/s" for r in result["speed"] if r["clients"] == clients]
-        print(f"| {clients} | " + " | ".join(cells) + " |")
+
+    def table(first: str, names: Sequence[str], rows: dict[int, list[str]]) -> None:
+        print(f"| {first} | " + " | ".join(names) + " |")
+        print("| --- " * (len(names) + 1) + "|")
+        for head, cells in rows.items():
+            print(f"| {head} | " + " | ".join(cells) + " |")
+
+    table("clients", [f"budget {budget}" for budget in SPEED_BUDGETS],
+          {n: [f"{r['tokens_per_s']:.0f} tokens/s" for r in result["speed"] if r["clients"] == n] for n in CLIENTS})
     if "acceptance" in result:
-        print("\n| budget | " + " | ".join(f"topk {topk}" for topk in TOPKS) + " |")
-        print("| --- " * (len(TOPKS) + 1) + "|")
-        for budget in BUDGETS:
-            cells = [f"{r['accept_length']:.2f}" for r in result["acceptance"] if r["budget"] == budget]
-            print(f"| {budget} | " + " | ".join(cells) + " |")
+        print()
+        table("budget", [f"topk {topk}" for topk in TOPKS],
+              {n: [f"{r['accept_length']:.2f}" for r in result["acceptance"] if r["budget"] == n] for n in BUDGETS})
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ from tests.benchmarks.campaign import ROOT, SHORT, Site, Trial, end, standin, tr
 LIMITS = {"arg-parse": 30, "device-init": 6, "nccl-init": 6, "load": 6, "kv-alloc": 6, "graph-capture": 6, "warmup": 20}
 PATIENCE_S = 900.0  # on a machine that others keep busy
 FAKES = ROOT / "tests" / "fakes"
+UNDER_LOAD = ("hang", "frozen", "silent", "http500", "cut", "malformed", "endless", "die-under-load")
+SAMPLED = ("silent", "cut", "endless", "die-under-load")
 
 
 class Slow:
@@ -68,7 +70,7 @@ def need(holds: object, text: str) -> None:
 
 
 def make(folder: pathlib.Path, fault: str = "none", at: str = "serving", env: dict[str, str] | None = None,
-         workload: dict[str, Any] | None = None, stage_s: float = 0.02, server: dict[str, Any] | None = None) -> Site:
+         workload: dict[str, Any] | None = None, stage_s: float = 0.02) -> Site:
     """A study of the baseline and, unless `fault` is none, of one configuration with that fault."""
     faulty = fault != "none"
     choices = {"speed": [100] if faulty else [100, 150], "fault": ["none", fault] if faulty else ["none"]}
@@ -79,7 +81,7 @@ def make(folder: pathlib.Path, fault: str = "none", at: str = "serving", env: di
              "workload": {**SHORT, **{k: SHORT[k] * Slow.factor for k in SHORT if k.endswith("timeout_s")},
                           "warmup_max_s": SHORT["warmup_max_s"] * Slow.factor, **(workload or {})},
              "server": {"ready_poll_s": 0.1, "stage_limits_s": {k: v * Slow.factor for k, v in LIMITS.items()},
-                        "log_limit_mib": 8, "disk_free_mib": 1, "gpu_free_s": 2, **(server or {})},
+                        "log_limit_mib": 8, "disk_free_mib": 1, "gpu_free_s": 2},
              "study": {"confirm": {"finalists": 0}, "launches": 4, "strategy": "grid"},
              "agreement": {"prompts": 2, "output_tokens": 4, "context_tokens": 8, "timeout_s": 3 * Slow.factor}}
     host = ["--host", "{host}", "--port", "{port}", "--stage-s", str(stage_s)]
@@ -92,14 +94,18 @@ QUIET = ("power=none", "objective=tokens_per_s", "study.storage_wait_s=300")
 IMPATIENT = (*QUIET[:2], "study.storage_wait_s=4")
 
 
-def clean(site: Site, within_s: float = 3.0, running: bool = False) -> None:
-    """What has to hold after every end."""
-    left, _ = site.settled(within_s)
-    need(not left, f"processes left: {left}")
+def alone(site: Site) -> None:
+    """Nothing of a study runs any more."""
+    left, took_s = site.settled(3.0)
+    need(not left, f"processes left {took_s:.0f} s after the end: {left}")
     need(not site.bound_ports(), f"ports still open: {site.bound_ports()}")
+
+
+def clean(site: Site, running: bool = False) -> None:
+    """Check what has to hold after every end. With `running`, a trial may still be open."""
+    alone(site)
     need(not site.torn(), f"torn files: {site.torn()}")
-    if not running:
-        need(all(t.state != "RUNNING" for t in site.trials()), f"trials left running: {states(site)}")
+    need(running or all(t.state != "RUNNING" for t in site.trials()), f"trials left running: {states(site)}")
 
 
 def states(site: Site) -> str:
@@ -113,11 +119,10 @@ def measured(site: Site) -> None:
     need([t.measured for t in site.trials()] == [True, True], f"{states(site)}: {site.said()[-300:]!r}")
 
 
-def resumed(site: Site, *overrides: str, env: dict[str, str] | None = None) -> str:
+def resumed(site: Site, *overrides: str) -> str:
     """Run the same command to its end; nothing that was measured may be measured again."""
     before = [t for t in site.trials() if t.finished]
-    tuner = site.start(*(overrides or QUIET), env=env)
-    code = tuner.wait(PATIENCE_S)
+    code = site.start(*(overrides or QUIET)).wait(PATIENCE_S)
     trials = site.trials()
     need(code == well(trials), f"resuming ended with {code}: {site.said()[-300:]!r}")
     clean(site)
@@ -128,10 +133,12 @@ def resumed(site: Site, *overrides: str, env: dict[str, str] | None = None) -> s
 
 
 @contextlib.contextmanager
-def started(site: Site, *overrides: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    tuner = site.start(*(overrides or QUIET), env=env)
+def started(site: Site, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A tuner that ends within the body, leaving nothing; what a failed check leaves is killed."""
+    tuner = site.start(*(overrides or QUIET))
     try:
         yield tuner
+        alone(site)
     finally:
         end(site, tuner)
 
@@ -156,13 +163,21 @@ def survived(site: Site, *overrides: str, after: str = "", says: str = "") -> It
     measured(site)
 
 
-def stopped(site: Site, tuner: subprocess.Popen[bytes]) -> int:
-    """The tuner could not go on: 1 or 4 and a line that says that the study is kept."""
+def stopped(site: Site, tuner: subprocess.Popen[bytes]) -> str:
+    """The tuner could not go on: exit code 1 or 4 and a line that says that the study is kept."""
     code = tuner.wait(PATIENCE_S)
     need(code in (1, 4), f"exit {code}: {site.said()[-300:]!r}")
     need("Traceback" not in site.said() and "the study is kept" in " ".join(site.said().split()),
          f"says {site.said()[-300:]!r}")
-    return code
+    return f"exit {code} with a clear line"
+
+
+@contextlib.contextmanager
+def in_window(site: Site, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A tuner in its first window."""
+    with started(site, *overrides) as tuner:
+        site.wait_for(" window", tuner)
+        yield tuner
 
 
 def well(trials: list[Trial]) -> int:
@@ -173,10 +188,9 @@ def well(trials: list[Trial]) -> int:
 # The engine's faults
 
 
-def engine(fault: str, at: str, stages: tuple[str, ...], categories: tuple[str, ...], folder: pathlib.Path,
-           env: dict[str, str] | None = None) -> str:
+def engine(fault: str, at: str, stage: str, folder: pathlib.Path) -> str:
     """The faulty configuration is PRUNED with a category and stage, the baseline measured, the study ends well."""
-    site = make(folder, fault, at, {"STANDIN_LATE_S": str(9 * Slow.factor), **(env or {})})
+    site = make(folder, fault, at, {"STANDIN_LATE_S": str(9 * Slow.factor), "STANDIN_FLOOD_MB": "1000"})
     with started(site) as tuner:
         finished(site, tuner, 0)
     clean(site)
@@ -185,11 +199,10 @@ def engine(fault: str, at: str, stages: tuple[str, ...], categories: tuple[str, 
     need(good and all(t.measured for t in good), f"the baseline: {states(site)}")
     need(bad and all(t.state == "PRUNED" for t in bad), f"the faulty one: {states(site)}")
     first = bad[0].attrs
-    told = f"PRUNED {first['crash_category']} at {first['crash_stage']} ({first['crash_blame']})"
-    need(first["crash_stage"] in stages, f"{told}, not at {stages}")
-    need(not categories or first["crash_category"] in categories, f"{told}, not {categories}")
+    ended = f"PRUNED {first['crash_category']} at {first['crash_stage']} ({first['crash_blame']})"
+    need(first["crash_stage"] == stage, f"{ended}, not at {stage}")
     need(first["crash_signature"] and first["crash_explanation"], "without signature or explanation")
-    return told
+    return ended
 
 
 def harmless(fault: str, folder: pathlib.Path) -> str:
@@ -215,122 +228,116 @@ def port_stolen(folder: pathlib.Path) -> str:
 
 
 @contextlib.contextmanager
-def small_disk(folder: pathlib.Path, mib: int) -> Iterator[pathlib.Path]:
-    """A file system of its own at folder/outputs."""
-    place = folder / "outputs"
-    place.mkdir(parents=True)
-    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "faults", str(place)],
+def small_disk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A file system of 40 MiB at folder/outputs."""
+    outputs = folder / "outputs"
+    outputs.mkdir(parents=True)
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "faults", str(outputs)],
                                           capture_output=True, check=False).returncode:
         raise Skip("needs root (a file system of its own)")
     try:
-        yield place
+        yield outputs
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=False)
+        subprocess.run(["umount", "-l", str(outputs)], check=False)
 
 
-def fill(place: pathlib.Path, leave_mib: float = 0) -> pathlib.Path:
-    """Fill a disk with one file."""
-    filler = place / "filler"
+@contextlib.contextmanager
+def filled(disk: pathlib.Path, leave_mib: float = 0) -> Iterator[None]:
+    """One file takes all of a disk."""
+    filler = disk / "filler"
     with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
-        while shutil.disk_usage(place).free > leave_mib * 2**20:
-            file.write(b"\0" * min(65536, max(1, int(shutil.disk_usage(place).free - leave_mib * 2**20))))
-    return filler
+        while shutil.disk_usage(disk).free > leave_mib * 2**20:
+            file.write(b"\0" * min(65536, max(1, int(shutil.disk_usage(disk).free - leave_mib * 2**20))))
+    yield
+    filler.unlink()
 
 
-def disk_full_before(folder: pathlib.Path) -> str:
-    with small_disk(folder, 40) as place:
+@contextlib.contextmanager
+def read_only(disk: pathlib.Path) -> Iterator[None]:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    yield
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+
+@contextlib.contextmanager
+def immutable(paths: list[pathlib.Path]) -> Iterator[None]:
+    if subprocess.run(["chattr", "+i", *map(str, paths)], capture_output=True, check=False).returncode:
+        raise Skip("needs root and a file system with chattr")
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", *map(str, paths)], check=True)
+
+
+@contextlib.contextmanager
+def without_database(site: Site) -> Iterator[None]:
+    moved = (site.study / "study.db").rename(site.study / "study.db.away")
+    yield
+    moved.rename(site.study / "study.db")
+
+
+@contextlib.contextmanager
+def locked_database(site: Site) -> Iterator[None]:
+    with contextlib.closing(sqlite3.connect(site.study / "study.db", timeout=60, isolation_level=None)) as db:
+        db.execute("begin exclusive")
+        yield
+        db.execute("rollback")
+
+
+def disk_refused(code: int, says: str, folder: pathlib.Path) -> str:
+    """A disk that is full (exit 4) or read-only (exit 1) before a launch."""
+    with small_disk(folder) as disk:
         site = make(folder)
-        filler = fill(place, leave_mib=6)
-        with started(site) as tuner:
-            finished(site, tuner, 4, "MiB are free on the disk")
+        with filled(disk, leave_mib=6) if code == 4 else read_only(disk), started(site) as tuner:
+            finished(site, tuner, code, says)
         clean(site)
         need(not site.trials(), states(site))
-        filler.unlink()
-        return f"exit 4 before a launch, {resumed(site)}"
+        return f"exit {code} before a launch, {resumed(site)}"
 
 
 def disk_full_during(folder: pathlib.Path) -> str:
-    with small_disk(folder, 40) as place:
+    with small_disk(folder) as disk:
         site = make(folder, workload=LONGER)
-        with started(site, *IMPATIENT) as tuner:
-            site.wait_for(" window", tuner)
-            filler = fill(place)
-            code = stopped(site, tuner)
-        left, _ = site.settled(3)
-        need(not left, f"processes left: {left}")
-        filler.unlink()
+        with in_window(site, *IMPATIENT) as tuner, filled(disk):
+            ended = stopped(site, tuner)
         clean(site, running=True)
-        return f"exit {code} with a clear line, {resumed(site)}"
+        return f"{ended}, {resumed(site)}"
 
 
 def disk_full_for_a_while(folder: pathlib.Path) -> str:
-    with small_disk(folder, 40) as place:
+    with small_disk(folder) as disk:
         site = make(folder)
         with started(site) as tuner:
             site.wait_for(" warm-up", tuner)
-            filler = fill(place, leave_mib=0.05)
-            time.sleep(4)
-            filler.unlink()
+            with filled(disk, leave_mib=0.05):
+                time.sleep(4)
             code = tuner.wait(PATIENCE_S)
         clean(site)
-        if code == well(site.trials()):
-            return f"exit {code}, {states(site)}"
-        stopped(site, tuner)
-        return f"exit {code} with a clear line, {resumed(site)}"
-
-
-def read_only_before(folder: pathlib.Path) -> str:
-    with small_disk(folder, 40) as place:
-        site = make(folder)
-        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
-        with started(site) as tuner:
-            finished(site, tuner, 1, "cannot write in")
-        clean(site)
-        subprocess.run(["mount", "-o", "remount,rw", str(place)], check=True)
-        return f"exit 1 at once, {resumed(site)}"
+        return f"exit {code}, {states(site)}" if code == well(site.trials()) else \
+            f"{stopped(site, tuner)}, {resumed(site)}"
 
 
 def read_only_during(folder: pathlib.Path) -> str:
     site = make(folder, workload=LONGER)
-    with started(site, *IMPATIENT) as tuner:
-        site.wait_for(" window", tuner)
-        locked = [site.study, site.study / "launches", *site.study.glob("launches/*")]
-        if subprocess.run(["chattr", "+i", *map(str, locked)], capture_output=True, check=False).returncode:
-            raise Skip("needs root and a file system with chattr")
-        try:
-            code = stopped(site, tuner)
-        finally:
-            subprocess.run(["chattr", "-i", *map(str, locked)], check=True)
+    with in_window(site, *IMPATIENT) as tuner, \
+            immutable([site.study, site.study / "launches", *site.study.glob("launches/*")]):
+        ended = stopped(site, tuner)
     clean(site, running=True)
-    return f"exit {code} with a clear line, {resumed(site)}"
+    return f"{ended}, {resumed(site)}"
 
 
-def database_locked(seconds: float, folder: pathlib.Path) -> str:
+def database_away(harm: Callable[[Site], contextlib.AbstractContextManager[None]], seconds: float,
+                  folder: pathlib.Path) -> str:
     site = make(folder)
-    with survived(site, after=" window"), \
-            contextlib.closing(sqlite3.connect(site.study / "study.db", timeout=60, isolation_level=None)) as db:
-        db.execute("begin exclusive")
+    with survived(site, after=" window"), harm(site):
         time.sleep(seconds)
-        db.execute("rollback")
-    return "waited for, all measured"
-
-
-def database_gone(seconds: float, folder: pathlib.Path) -> str:
-    site = make(folder)
-    with survived(site, after=" window"):
-        away = (site.study / "study.db").rename(site.study / "study.db.away")
-        time.sleep(seconds)
-        away.rename(site.study / "study.db")
     return "waited for, all measured"
 
 
 def database_gone_for_good(folder: pathlib.Path) -> str:
     site = make(folder)
-    with started(site, *IMPATIENT) as tuner:
-        site.wait_for(" window", tuner)
-        away = (site.study / "study.db").rename(site.study / "study.db.away")
+    with in_window(site, *IMPATIENT) as tuner, without_database(site):
         finished(site, tuner, 1, "the study is kept")
-    away.rename(site.study / "study.db")
     clean(site, running=True)
     return f"exit 1 with a clear line, {resumed(site)}"
 
@@ -366,8 +373,7 @@ def with_gpu(folder: pathlib.Path, fault: str = "none", uuid: str = "") -> tuple
 def nvml_lost(folder: pathlib.Path) -> str:
     site, state = with_gpu(folder)
     good = state.read_text()
-    with started(site, *NVML) as tuner:
-        site.wait_for(" window", tuner)
+    with in_window(site, *NVML) as tuner:
         state.write_text(good + "0.error.fields 15\n0.error.energy 15\n")
         finished(site, tuner, 1, "needs a reset or a reboot")
     clean(site)
@@ -456,8 +462,7 @@ def two_tuners(folder: pathlib.Path) -> str:
     site = make(folder)
     with started(site) as one:
         site.wait_for("launch 1", one)
-        with (folder / "second.log").open("wb"):
-            two = site.start(*QUIET, stderr=folder / "second.log")
+        two = site.start(*QUIET, stderr=folder / "second.log")
         code, said = two.wait(60), (folder / "second.log").read_text()
         need(code == 1 and f"another autotune (pid {one.pid})" in said, f"the second: exit {code}, {said!r}")
         finished(site, one, 0)
@@ -469,31 +474,25 @@ def interrupted(times: int, rounds: int, seed: int, folder: pathlib.Path, number
     """Ctrl-C, or another signal, at random moments; the study is then resumed."""
     rng = random.Random(seed)
     site = make(folder)
-    codes = []
-    for _ in range(rounds):
-        tuner = site.start(*QUIET)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            tuner.wait(rng.uniform(0.3, 9.0))
-        for nth in range(times):
-            if nth:
-                time.sleep(rng.uniform(0.0, 0.7))
-            with contextlib.suppress(OSError):
-                os.killpg(tuner.pid, number)
-        codes.append(tuner.wait(60))
-        left, took = site.settled(5.0)
-        need(not left, f"processes left {took:.0f} s after the end: {left}")
-        clean(site, running=times > 1)
-        need(codes[-1] in (130, -number, 0, 3), f"exit {codes[-1]}: {site.said()[-500:]!r}")
-        if codes[-1] in (0, 3):
-            break
-        end(site, tuner)
+    codes: list[int] = []
+    while len(codes) < rounds and not {0, 3} & set(codes):
+        with started(site) as tuner:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                tuner.wait(rng.uniform(0.3, 9.0))
+            for nth in range(times):
+                if nth:
+                    time.sleep(rng.uniform(0.0, 0.7))
+                with contextlib.suppress(OSError):
+                    os.killpg(tuner.pid, number)
+            codes.append(tuner.wait(60))
+            clean(site, running=times > 1)
+            need(codes[-1] in (130, -number, 0, 3), f"exit {codes[-1]}: {site.said()[-500:]!r}")
     return f"exit {', '.join(map(str, codes))}, nothing left, {resumed(site)}"
 
 
 def supervisor_killed(folder: pathlib.Path) -> str:
     site = make(folder, workload=LONGER)
-    with started(site) as tuner:
-        site.wait_for(" window", tuner)
+    with in_window(site) as tuner:
         os.kill(site.records("owner.json")["0001"]["supervisor"], signal.SIGKILL)
         finished(site, tuner, 1, "the study is kept")
     clean(site)
@@ -517,38 +516,33 @@ def campaign() -> list[Fault]:
     def add(name: str, expected: str, run: Callable[..., str], *args: Any, quick: bool = False, **more: Any) -> None:
         faults.append(Fault(name, expected, functools.partial(run, *args, **more), quick))
 
-    for at in ("device-init", "nccl-init", "load", "kv-alloc", "graph-capture", "warmup"):
-        add(f"exits at {at}", f"PRUNED at {at}", engine, "exit", at, (at,), (), quick=at == "load")
-    for fault in ("silent-exit", "segfault", "killed"):
-        for at in ("load", "graph-capture", "serving"):
-            add(f"{fault} at {at}", f"PRUNED at {at}", engine, fault, at, (at,), (),
-                quick=(fault, at) == ("segfault", "graph-capture"))
-    for at in ("load", "graph-capture"):
-        add(f"hangs silently at {at}", f"PRUNED hang at {at}", engine, "hang", at, (at,), (), quick=at == "load")
-    add("ready after the limit", "PRUNED hang at load", engine, "late", "load", ("load",), ())
-    for fault in ("hang", "frozen", "silent"):
-        add(f"{fault} under load", "PRUNED at serving", engine, fault, "serving", ("serving",), (),
-            quick=fault == "silent")
-    for fault in ("http500", "cut", "malformed", "endless", "die-under-load"):
-        add(f"{fault} under load", "PRUNED at serving", engine, fault, "serving", ("serving",), (),
-            quick=fault in ("cut", "endless", "die-under-load"))
-    add("answers garbage", "PRUNED at warmup", engine, "garbage", "serving", ("warmup",), ())
-    add("floods its log with 1 GB", "PRUNED at load", engine, "flood", "load", ("load",), (),
-        env={"STANDIN_FLOOD_MB": "1000"})
-    for at in ("load", "serving"):
-        add(f"writes bytes that are no UTF-8 at {at}", f"PRUNED at {at}", engine, "not-utf8", at, (at,), ())
+    for fault, name, places, sampled in (
+            ("exit", "exits at {at}", "device-init nccl-init load kv-alloc graph-capture warmup", "load"),
+            ("silent-exit", "{fault} at {at}", "load graph-capture serving", ""),
+            ("segfault", "{fault} at {at}", "load graph-capture serving", "graph-capture"),
+            ("killed", "{fault} at {at}", "load graph-capture serving", ""),
+            ("hang", "hangs silently at {at}", "load graph-capture", "load"),
+            ("late", "ready after the limit", "load", ""),
+            *((fault, "{fault} under load", "serving", "serving" if fault in SAMPLED else "") for fault in UNDER_LOAD),
+            ("garbage", "answers garbage", "serving", ""),
+            ("flood", "floods its log with 1 GB", "load", ""),
+            ("not-utf8", "writes bytes that are no UTF-8 at {at}", "load serving", "")):
+        for at in places.split():
+            stage = "warmup" if fault == "garbage" else at
+            add(name.format(fault=fault, at=at), f"PRUNED {'hang ' * (fault in ('hang', 'late') and at != 'serving')}"
+                f"at {stage}", engine, fault, at, stage, quick=at == sampled)
     for fault in ("ignore-sigterm", "grandchildren", "keep-port"):
-        add(f"{fault}", "measured, nothing left", harmless, fault, quick=fault != "ignore-sigterm")
+        add(fault, "measured, nothing left", harmless, fault, quick=fault != "ignore-sigterm")
     add("GPU memory kept (simulated)", "said, measured", gpu_memory_kept)
     add("port stolen", "another port, measured", port_stolen, quick=True)
-    add("disk full before a launch", "exit 4, resumable", disk_full_before, quick=True)
+    add("disk full before a launch", "exit 4, resumable", disk_refused, 4, "MiB are free on the disk", quick=True)
     add("disk full in a window", "clear line, resumable", disk_full_during, quick=True)
     add("disk full for 4 s", "no loss", disk_full_for_a_while)
-    add("outputs/ read-only", "exit 1, resumable", read_only_before)
+    add("outputs/ read-only", "exit 1, resumable", disk_refused, 1, "cannot write in")
     add("outputs/ read-only in a window", "clear line, resumable", read_only_during)
-    add("database locked for 70 s", "waited for, measured", database_locked, 70)
-    add("database locked for 8 s", "waited for, measured", database_locked, 8, quick=True)
-    add("database gone for 60 s", "waited for, measured", database_gone, 60)
+    add("database locked for 70 s", "waited for, measured", database_away, locked_database, 70)
+    add("database locked for 8 s", "waited for, measured", database_away, locked_database, 8, quick=True)
+    add("database gone for 60 s", "waited for, measured", database_away, without_database, 60)
     add("database gone for good", "exit 1, resumable", database_gone_for_good)
     add("NVML lost in a window", "exit 1, FAIL, resumable", nvml_lost, quick=True)
     add("GPU busy", "exit 4 naming the process", gpu_busy)

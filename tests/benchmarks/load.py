@@ -64,17 +64,6 @@ PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>").save_pretrained
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """One run: where, how many requests at what concurrency, and a folder for what the client leaves."""
-
-    url: str
-    concurrency: int
-    requests: int
-    folder: pathlib.Path
-    tokenizer: pathlib.Path
-
-
-@dataclasses.dataclass(frozen=True)
 class Claim:
     """What a client reports: completed requests and their tokens, and latencies in ms.
 
@@ -91,16 +80,13 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
+    """A client: words of `command` are filled in (race), `claim` reads what it left in a folder."""
+
     name: str
     env: str | None
-    command: Callable[[str, Job], Sequence[str]]
-    claim: Callable[[Job], Claim]
+    command: str
+    claim: Callable[[pathlib.Path], Claim]
     offline: bool = True  # aiperf takes a tokenizer's folder for a name on Hugging Face when offline
-
-
-def ours(python: str, job: Job) -> list[str]:
-    return [python, str(pathlib.Path(__file__)), "--worker", job.url, str(job.concurrency), str(job.requests),
-            str(job.folder / "ours.json")]
 
 
 def worker(url: str, concurrency: int, requests: int, out: str) -> None:
@@ -121,76 +107,52 @@ def worker(url: str, concurrency: int, requests: int, out: str) -> None:
         "tpot": [r.tpot_s for r in whole], "until": until}))
 
 
-def ours_claim(job: Job) -> Claim:
-    return _own_claim(job.folder / "ours.json")
-
-
-def plain(library: str) -> Callable[[str, Job], list[str]]:
-    return lambda python, job: [python, str(pathlib.Path(__file__).with_name("plain_client.py")), library, job.url,
-                                str(job.concurrency), str(job.requests), str(job.folder / "plain.json")]
-
-
-def plain_claim(job: Job) -> Claim:
-    return _own_claim(job.folder / "plain.json")
-
-
-def _own_claim(path: pathlib.Path) -> Claim:
-    found = json.loads(path.read_text())
+def own_claim(folder: pathlib.Path) -> Claim:
+    found = json.loads((folder / "claim.json").read_text())
     return Claim(found["requests"], found["tokens"], *_latency(found["ttft"]), statistics.mean(found["tpot"]) * 1000,
                  found.get("until", float("inf")))
 
 
-def sglang(python: str, job: Job) -> list[str]:
-    return [python, "-c", SGLANG, "--backend", "sglang-oai", "--base-url", job.url, "--model", "stub", "--tokenizer",
-            str(job.tokenizer), "--dataset-name", "random-ids", "--random-input-len", str(PROMPT_TOKENS),
-            "--random-output-len", str(OUTPUT_TOKENS), "--random-range-ratio", "1", "--num-prompts", str(job.requests),
-            "--max-concurrency", str(job.concurrency), "--disable-tqdm", "--output-file",
-            str(job.folder / "sglang.jsonl")]
-
-
-def sglang_claim(job: Job) -> Claim:
-    found = json.loads((job.folder / "sglang.jsonl").read_text().splitlines()[-1])
+def sglang_claim(folder: pathlib.Path) -> Claim:
+    found = json.loads((folder / "sglang.jsonl").read_text().splitlines()[-1])
     return Claim(found["completed"], found["total_output_tokens"], found["mean_ttft_ms"], found["p99_ttft_ms"],
                  found["mean_tpot_ms"])
 
 
-def guidellm(python: str, job: Job) -> list[str]:
-    return [str(pathlib.Path(python).parent / "guidellm"), "run", "--backend",
-            f"kind=openai_http,target={job.url},model=stub,request_format=/v1/completions", "--profile",
-            f"kind=concurrent,streams={job.concurrency}", "--constraint", f"kind=max_requests,count={job.requests}",
-            "--tokenizer", f"kind=hf_auto,model={job.tokenizer}", "--data",
-            f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={OUTPUT_TOKENS}", "--output",
-            f"kind=json,path={job.folder / 'guidellm.json'}", "--disable-console"]
-
-
-def guidellm_claim(job: Job) -> Claim:
-    metrics = json.loads((job.folder / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
+def guidellm_claim(folder: pathlib.Path) -> Claim:
+    metrics = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
     first, later = (metrics[name]["successful"] for name in ("time_to_first_token_ms", "inter_token_latency_ms"))
     tokens = metrics["output_token_count"]["successful"]["total_sum"]
     return Claim(metrics["request_totals"]["successful"], tokens, first["mean"], first["percentiles"]["p99"],
                  later["mean"])
 
 
-def aiperf(python: str, job: Job) -> list[str]:
-    return [str(pathlib.Path(python).parent / "aiperf"), "profile", "--model", "stub", "--url", job.url,
-            "--endpoint-type", "completions", "--streaming", "--concurrency", str(job.concurrency), "--request-count",
-            str(job.requests), "--synthetic-input-tokens-mean", str(PROMPT_TOKENS), "--output-tokens-mean",
-            str(OUTPUT_TOKENS), "--tokenizer", str(job.tokenizer), "--artifact-dir", str(job.folder / "aiperf"),
-            "--ui", "none", "--use-server-token-count"]
-
-
-def aiperf_claim(job: Job) -> Claim:
-    found = json.loads(next((job.folder / "aiperf").rglob("profile_export_aiperf.json")).read_text())
+def aiperf_claim(folder: pathlib.Path) -> Claim:
+    found = json.loads(next((folder / "aiperf").rglob("profile_export_aiperf.json")).read_text())
     first, later = found["time_to_first_token"], found["inter_token_latency"]
     tokens = found["total_output_tokens"]["avg"]
     return Claim(int(found["request_count"]["avg"]), tokens, first["avg"], first["p99"], later["avg"])
 
 
-CONTENDERS = (Contender("ours", None, ours, ours_claim), Contender("httpx", None, plain("httpx"), plain_claim),
-              Contender("aiohttp", SGLANG_ENV, plain("aiohttp"), plain_claim),
-              Contender("sglang", SGLANG_ENV, sglang, sglang_claim),
-              Contender("guidellm", "guidellm", guidellm, guidellm_claim),
-              Contender("aiperf", "aiperf", aiperf, aiperf_claim, offline=False))
+PLAIN = "{python} {here}/plain_client.py %s {url} {concurrency} {requests} {folder}/claim.json"
+CONTENDERS = (
+    Contender("ours", None, "{python} {here}/load.py --worker {url} {concurrency} {requests} {folder}/claim.json",
+              own_claim),
+    Contender("httpx", None, PLAIN % "httpx", own_claim),
+    Contender("aiohttp", SGLANG_ENV, PLAIN % "aiohttp", own_claim),
+    Contender("sglang", SGLANG_ENV, "{python} -c {sglang} --backend sglang-oai --base-url {url} --model stub "
+              "--tokenizer {tokenizer} --dataset-name random-ids --random-input-len {prompt} --random-output-len "
+              "{output} --random-range-ratio 1 --num-prompts {requests} --max-concurrency {concurrency} --disable-tqdm "
+              "--output-file {folder}/sglang.jsonl", sglang_claim),
+    Contender("guidellm", "guidellm", "{bin}/guidellm run --backend "
+              "kind=openai_http,target={url},model=stub,request_format=/v1/completions --profile "
+              "kind=concurrent,streams={concurrency} --constraint kind=max_requests,count={requests} --tokenizer "
+              "kind=hf_auto,model={tokenizer} --data kind=synthetic_text,prompt_tokens={prompt},output_tokens={output} "
+              "--output kind=json,path={folder}/guidellm.json --disable-console", guidellm_claim),
+    Contender("aiperf", "aiperf", "{bin}/aiperf profile --model stub --url {url} --endpoint-type completions "
+              "--streaming --concurrency {concurrency} --request-count {requests} --synthetic-input-tokens-mean "
+              "{prompt} --output-tokens-mean {output} --tokenizer {tokenizer} --artifact-dir {folder}/aiperf --ui none "
+              "--use-server-token-count", aiperf_claim, offline=False))
 
 
 def python_of(contender: Contender, install: bool) -> str | None:
@@ -210,14 +172,17 @@ def race(contender: Contender, python: str, concurrency: int, requests: int,
         folder = pathlib.Path(name)
         if contender.env is not None:
             subprocess.run([python, "-c", TOKENIZER, str(folder / "tokenizer")], check=True, capture_output=True)
-        job = Job(stub.url, concurrency, requests, folder, folder / "tokenizer")
+        command = [word.format(
+            python=python, bin=pathlib.Path(python).parent, here=pathlib.Path(__file__).parent, sglang=SGLANG,
+            url=stub.url, concurrency=concurrency, requests=requests, folder=folder, tokenizer=folder / "tokenizer",
+            prompt=PROMPT_TOKENS, output=OUTPUT_TOKENS) for word in contender.command.split()]
         env = os.environ | ({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if contender.offline else {})
         if contender.env == SGLANG_ENV:
             env["PYTHONPATH"] = str(ROOT / "tests/sglang/standin")
         cpu: list[tuple[float, float]] = []
         with (folder / "log").open("w") as log:
-            process = subprocess.Popen(contender.command(python, job), stdout=log, stderr=subprocess.STDOUT, env=env,
-                                       start_new_session=True, cwd=folder)
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True,
+                                       cwd=folder)
             meter = CpuTimeMeter(PowerSettings("cpu_time", 1.0, 0.1, 1.0, 0.05, 1.0), Powered(process.pid), None)
             end = time.monotonic() + LIMIT_S
             with meter:
@@ -231,7 +196,7 @@ def race(contender: Contender, python: str, concurrency: int, requests: int,
             return {"client": contender.name, "concurrency": concurrency, "failed": f"not done after {LIMIT_S:g} s"}
         stub.stop()
         try:
-            claim = contender.claim(job)
+            claim = contender.claim(folder)
         except (OSError, ValueError, KeyError, StopIteration) as error:
             logs = [folder / "log", *sorted(folder.rglob("*.log"))]
             tail = logs[-1].read_text()[-600:]
@@ -272,26 +237,24 @@ def _tokens(request: dict[str, Any], t: float) -> int:
     return int(request["counts"][events - 1]) if events else 0
 
 
-def level(text: str) -> int:
-    """A concurrency as an argument says it."""
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     names = [c.name for c in CONTENDERS[1:]]
     parser.add_argument("--peers", nargs="*", default=names, choices=names)
     parser.add_argument("--install", action="store_true", help="make the environments that are missing (minutes)")
-    parser.add_argument("--concurrency", type=level, nargs="+", default=[64, 1024])
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if min(args.concurrency) < 1:
+        parser.error("--concurrency must be at least 1")
     if args.worker:
         worker(args.worker[0], int(args.worker[1]), int(args.worker[2]), args.worker[3])
         return
+
+    def say(row: dict[str, Any]) -> None:
+        print(json.dumps(row) if args.json else "  ".join(f"{k}={v}" for k, v in row.items()), flush=True)
+
     rows = []
     for concurrency in args.concurrency:
         paced = concurrency <= 64
@@ -305,16 +268,15 @@ def main() -> None:
             else:
                 row = race(contender, python, concurrency, requests, arguments)
             rows.append(row)
-            print(json.dumps(row) if args.json else "  ".join(f"{k}={v}" for k, v in row.items()), flush=True)
+            say(row)
     for concurrency in args.concurrency:
         cost = {r["client"]: r["cpu_s_per_million"] for r in rows
                 if r["concurrency"] == concurrency and "failed" not in r}
         peers = {name: value for name, value in cost.items() if name != "ours"}
         if "ours" in cost and peers:
             best = min(peers, key=lambda name: peers[name])
-            ratio = {"concurrency": concurrency, "best_peer": best, "times_the_tokens_per_cpu_s": round(
-                peers[best] / cost["ours"], 1)}
-            print(json.dumps(ratio) if args.json else "  ".join(f"{k}={v}" for k, v in ratio.items()))
+            say({"concurrency": concurrency, "best_peer": best,
+                 "times_the_tokens_per_cpu_s": round(peers[best] / cost["ours"], 1)})
 
 
 if __name__ == "__main__":

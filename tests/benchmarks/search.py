@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,7 +21,7 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -65,10 +66,8 @@ class Row:
 
 def make(name: str, table: Table, seed: int) -> Strategy:
     """The strategy without budgets: it stops only when no gain is left."""
-    limits = Limits()
-    if name == "launch_aware":
-        return LaunchAware(table.space, limits, seed)
-    return OptunaStrategy(table.space, name, limits, seed)
+    return LaunchAware(table.space, Limits(), seed) if name == "launch_aware" else OptunaStrategy(
+        table.space, name, Limits(), seed)
 
 
 def study(job: tuple[Table, str, int, float]) -> Run:
@@ -133,7 +132,8 @@ def main() -> int:
     if not args.json:
         print(HEAD)
     rows, began, count = [], time.monotonic(), 0
-    with _mapper(args.jobs) as run_all:
+    with contextlib.ExitStack() as stack:
+        run_all = map if args.jobs == 1 else stack.enter_context(concurrent.futures.ProcessPoolExecutor(args.jobs)).map
         for name, pairs in groups:
             for strategy in args.strategies:
                 runs = list(run_all(study, [(table, strategy, seed, args.hours) for table, seed in pairs]))
@@ -149,20 +149,6 @@ def main() -> int:
         print(f"{count} studies of {args.hours:g} simulated hours, {rate:.0f} a minute ({args.jobs} process"
               f"{'es' if args.jobs > 1 else ''})")
     return 0
-
-
-def _mapper(jobs: int) -> Any:
-    import contextlib
-
-    @contextlib.contextmanager
-    def mapper() -> Iterator[Any]:
-        if jobs == 1:
-            yield map
-            return
-        with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
-            yield pool.map
-
-    return mapper()
 
 
 def _arguments() -> argparse.Namespace:

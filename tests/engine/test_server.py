@@ -209,7 +209,7 @@ def test_orphans_are_ended_even_when_the_supervisor_was_killed_too(tmp_path: pat
     assert live._supervisor is not None
     live._supervisor.wait()
     assert left(folder)
-    assert end_orphans(tmp_path) == []  # its tuner, this process, is alive: not an orphan
+    assert end_orphans(tmp_path) == {}  # its tuner, this process, is alive: not an orphan
     assert end_launch(folder) >= 1 and left(folder) == set()
 
 
@@ -217,7 +217,7 @@ def test_orphans_are_ended_even_when_the_supervisor_was_killed_too(tmp_path: pat
 def test_a_damaged_record_ends_nothing_and_stops_nothing(record: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "launches" / "0001").mkdir(parents=True)
     (tmp_path / "launches" / "0001" / "owner.json").write_text(record)
-    assert end_orphans(tmp_path) == []
+    assert end_orphans(tmp_path) == {}
 
 
 def test_a_record_of_another_boot_ends_nothing(tmp_path: pathlib.Path) -> None:
@@ -227,7 +227,7 @@ def test_a_record_of_another_boot_ends_nothing(tmp_path: pathlib.Path) -> None:
     (folder / "owner.json").write_text(json.dumps({
         "boot": "another", "supervisor": bystander.pid, "supervisor_started": "1", "server": bystander.pid,
         "server_started": "1", "session": bystander.pid, "marker": "x", "tuner": 1, "tuner_started": "0"}))
-    assert end_orphans(tmp_path) == []
+    assert end_orphans(tmp_path) == {}
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()

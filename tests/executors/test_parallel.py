@@ -89,7 +89,8 @@ def test_cores_are_shared_out_whole_and_by_numa_node(tmp_path: pathlib.Path) -> 
     assert split(cores(range(8), tmp_path), 2) == [(0, 2, 4, 6), (1, 3, 5, 7)]
     assert split(cores({0, 1, 4}, tmp_path), 2) == [(0, 4), (1,)]
     assert split([(0,), (1,)], 3) == [(0, 1)] * 3  # fewer cores than launches: all share them
-    assert listed("0-2,7\n") == {0, 1, 2, 7} and listed("") == set()
+    (tmp_path / "list").write_text("0-2,7\n")
+    assert listed(tmp_path / "list") == {0, 1, 2, 7} and listed(tmp_path / "none") == set()
     with pytest.raises(HostCannotRun, match="parallel.slots=4096"):
         of_cores(4096)
 
@@ -149,13 +150,13 @@ def test_slots_are_as_many_as_the_smallest_configuration_fits(tmp_path: pathlib.
     assert all(isinstance(one, LocalExecutor) for one in (of(whole, "auto"), of(some, "auto", 0), of(some, "1")))
 
 
-@pytest.mark.parametrize(("override", "says"), [
-    ("parallel.slots=0", "parallel.slots must be auto or a number"),
-    ("parallel.slots=many", "parallel.slots must be auto or a number"),
-    ("executor=ray", "with executor=ray, Ray places them")])
-def test_impossible_slots_are_refused_in_one_line(tmp_path: pathlib.Path, override: str, says: str) -> None:
+@pytest.mark.parametrize(("overrides", "says"), [
+    (["parallel.slots=0"], "parallel.slots must be auto or a number"),
+    (["parallel.slots=many"], "parallel.slots must be auto or a number"),
+    (["parallel.slots=2", "executor=ray"], "with executor=ray, Ray places them")])
+def test_impossible_slots_are_refused_in_one_line(tmp_path: pathlib.Path, overrides: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        sized(tmp_path, *(["parallel.slots=2"] if "executor" in override else []), override)
+        sized(tmp_path, *overrides)
 
 
 def test_the_longest_waiting_launch_is_placed_first_however_large(tmp_path: pathlib.Path) -> None:
@@ -169,8 +170,8 @@ def test_the_longest_waiting_launch_is_placed_first_however_large(tmp_path: path
         until.wait(30)
         host._free_slot(slot)
 
-    def begin(name: str, count: int, until: threading.Event) -> threading.Thread:
-        thread = threading.Thread(target=work, args=(name, count, until))
+    def begin(*arguments: Any) -> threading.Thread:
+        thread = threading.Thread(target=work, args=arguments)
         thread.start()
         return thread
 
@@ -306,20 +307,13 @@ def test_a_study_screens_side_by_side_and_confirms_alone(tmp_path: pathlib.Path,
     assert max(r.launch.neighbours or 0 for r in searched) > 0
     assert confirmed and all(r.launch.neighbours is None for r in confirmed)
     assert study.attrs()["neighbours"]["count"] == 1
-    ran = {r.launch_id: lifetime(settings, r) for r in searched}
-    gpus = {r.launch_id: placed(settings, r) for r in searched}
+    ran, gpus = dict[Any, tuple[float, float]](), dict[Any, set[str]]()
+    for launch in {r.launch_id for r in searched}:
+        folder = settings.folder / "launches" / f"{launch:04d}"
+        ran[launch] = (folder / "owner.json").stat().st_mtime, (folder / "exit.json").stat().st_mtime
+        placed = json.loads((folder / "command.json").read_text())["placed"]
+        gpus[launch] = set(placed["CUDA_VISIBLE_DEVICES"].split(","))
     beside = [(a, b) for a in ran for b in ran if a != b and ran[a][0] < ran[b][1] and ran[b][0] < ran[a][1]]
     assert beside and not any(gpus[a] & gpus[b] for a, b in beside)
     report = (settings.folder / "report.md").read_text()
     assert "ran beside others, for screening only: with 1 neighbour of its kind" in report
-
-
-def lifetime(settings: Settings, record: TrialRecord) -> tuple[float, float]:
-    """When a launch's server was started and had ended, in seconds."""
-    folder = settings.folder / "launches" / f"{record.launch_id:04d}"
-    return (folder / "owner.json").stat().st_mtime, (folder / "exit.json").stat().st_mtime
-
-
-def placed(settings: Settings, record: TrialRecord) -> set[str]:
-    file = settings.folder / "launches" / f"{record.launch_id:04d}" / "command.json"
-    return set(json.loads(file.read_text())["placed"]["CUDA_VISIBLE_DEVICES"].split(","))

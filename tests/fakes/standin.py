@@ -121,6 +121,22 @@ class Stream:
         return words
 
 
+def taken(data: bytes) -> tuple[str, str, bytes, bytes] | None:
+    """(method, path, body, rest) of the HTTP request that `data` begins with; None until all of it is there."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    lines = head.decode("latin-1").split("\r\n")
+    length = next((int(x.split(":")[1]) for x in lines[1:] if x.lower().startswith("content-length:")), 0)
+    if not end or len(rest) < length:
+        return None
+    method, path, _ = lines[0].split(" ", 2)
+    return method, path, rest[:length], rest[length:]
+
+
+def answer(status: int, kind: str, body: bytes) -> bytes:
+    """A whole HTTP answer."""
+    return f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
 def arrival(beside: list[tuple[int, int, bytes]]) -> float:
     """When the kernel got what was just read, by its time stamp; now, where it gives none."""
     now = time.monotonic()
@@ -212,16 +228,9 @@ class Server:
             self.drop(c)
             return
         c.data += data
-        head, end, rest = c.data.partition(b"\r\n\r\n")
-        if not end:
-            return
-        lines = head.decode("latin-1").split("\r\n")
-        method, path, _ = lines[0].split(" ", 2)
-        length = next((int(x.split(":")[1]) for x in lines[1:] if x.lower().startswith("content-length:")), 0)
-        if len(rest) < length:
-            return
-        c.data = rest[length:]
-        self.request(c, method, path, rest[:length], arrival(beside))
+        if (found := taken(c.data)) is not None:
+            method, path, body, c.data = found
+            self.request(c, method, path, body, arrival(beside))
 
     def request(self, c: Connection, method: str, path: str, body: bytes, now: float) -> None:
         if method == "GET":
@@ -243,7 +252,7 @@ class Server:
             self.plain(c, int(s.fault[4:]), {"error": {"message": "made to fail"}})
             return
         if s.fault == "garbage":
-            self.answer(c, 200, "application/json", b"<html>this is no completion</html>")
+            self.send(c, answer(200, "application/json", b"<html>this is no completion</html>"))
             return
         if s.fault == "bad_http":
             self.send(c, b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
@@ -446,7 +455,7 @@ class Server:
                     f'stub:num_retracted_reqs_total{{model="stub"}} {self.args.retracted * len(self.streams)}\n'
                     f"stub:generation_tokens_total {self.total_tokens}\n"
                     f"stub:verify_steps_total {self.total_steps}\n")
-            self.answer(c, 200, "text/plain; version=0.0.4", text.encode())
+            self.send(c, answer(200, "text/plain; version=0.0.4", text.encode()))
         elif path == "/v1/models":
             self.plain(c, 200, {"data": [{"id": "standin", "object": "model"}]})
         elif path == "/server_info":
@@ -457,52 +466,47 @@ class Server:
             self.plain(c, 200 if path == "/health" else 404, {})
 
     def plain(self, c: Connection, status: int, value: Any) -> None:
-        self.answer(c, status, "application/json", json.dumps(value).encode())
+        self.send(c, answer(status, "application/json", json.dumps(value).encode()))
 
-    def answer(self, c: Connection, status: int, kind: str, body: bytes) -> None:
-        head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-        self.send(c, head.encode() + body)
+
+# Options by name; the type of each is that of its default, and False is a switch.
+OPTIONS: dict[str, str | int | float | bool] = {
+    "host": "127.0.0.1", "port": 0,
+    "port-file": "",  # written once the server listens
+    "truth": "",
+    "ttft-ms": 20.0, "itl-ms": 5.0,
+    "align": False,  # all streams send at the same moments, --itl-ms apart
+    "burst": 1,  # events sent at once, as a reader that lags behind sees them
+    "jitter": 0.0,  # share by which each step's time varies
+    "speculative": False,  # report verify steps in the usage
+    "split": 0, "ping": False,
+    "chars": 4.0,  # characters per prompt token
+    "at": "load",  # stage of the fault: serving, or one of MARKS
+    "after": 6,  # requests served before a process fault of stage serving
+    "message": "CUDA error: something broke",
+    "stage-s": 0.02, "noise": 0.0, "corrupt": 0, "loop": False, "queued": 0, "retracted": 0, "die-after-s": 0.0,
+    "seed": 0,
+    "flags": "",  # anything, to tell configurations apart
+    "api-key": "",  # printed in the log, as careless servers do
+    "admin-api-key": "", "hf-token": "",
+    "say": "",  # a file whose lines are printed at the start
+    "echo": "",  # variables whose values answers and errors hold
+}
 
 
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--host", default="127.0.0.1")
-    p.add_argument("--port", type=int, default=0)
-    p.add_argument("--port-file", help="written once the server listens")
-    p.add_argument("--truth")
-    p.add_argument("--ttft-ms", type=float, default=20.0)
-    p.add_argument("--itl-ms", type=float, default=5.0)
+    for name, default in OPTIONS.items():
+        kind: dict[str, Any] = {"action": "store_true"} if default is False else {
+            "default": default, "type": type(default)}
+        p.add_argument(f"--{name}", **kind)
     p.add_argument("--tokens-per-s", type=float, help="speed of one request, in place of the two times")
-    p.add_argument("--align", action="store_true", help="all streams send at the same moments, --itl-ms apart")
-    p.add_argument("--burst", type=int, default=1, help="events sent at once, as a reader that lags behind sees them")
-    p.add_argument("--jitter", type=float, default=0.0, help="share by which each step's time varies")
     p.add_argument("--chunk-tokens", type=lambda t: [int(x) for x in t.split(",")], default=[1])
-    p.add_argument("--speculative", action="store_true", help="report verify steps in the usage")
     p.add_argument("--usage", choices=["full", "final", "none"], default="full")
     p.add_argument("--framing", choices=["chunked", "close"], default="chunked")
-    p.add_argument("--split", type=int, default=0)
     p.add_argument("--eol", type=lambda t: {"lf": "\n", "crlf": "\r\n"}[t], default="lf")
-    p.add_argument("--ping", action="store_true")
-    p.add_argument("--chars", type=float, default=4.0, help="characters per prompt token")
     p.add_argument("--fault", action="append", default=[], help=f"none, {', '.join(PROCESS)}, or KIND[:EVERY] with "
                    f"KIND of {', '.join(ANSWERS)}")
-    p.add_argument("--at", default="load", help=f"stage of the fault: serving, {', '.join(MARKS)}")
-    p.add_argument("--after", type=int, default=6, help="requests served before a process fault of stage serving")
-    p.add_argument("--message", default="CUDA error: something broke")
-    p.add_argument("--stage-s", type=float, default=0.02)
-    p.add_argument("--noise", type=float, default=0.0)
-    p.add_argument("--corrupt", type=int, default=0)
-    p.add_argument("--loop", action="store_true")
-    p.add_argument("--queued", type=int, default=0)
-    p.add_argument("--retracted", type=int, default=0)
-    p.add_argument("--die-after-s", type=float, default=0.0)
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--flags", default="", help="anything, to tell configurations apart")
-    p.add_argument("--api-key", default="", help="printed in the log, as careless servers do")
-    p.add_argument("--admin-api-key", default="")
-    p.add_argument("--hf-token", default="")
-    p.add_argument("--say", default="", help="a file whose lines are printed at the start")
-    p.add_argument("--echo", default="", help="variables whose values answers and errors hold")
     args = p.parse_args()
     unknown = {f.partition(":")[0] for f in args.fault} - {"none", *ANSWERS, *PROCESS}
     if unknown:

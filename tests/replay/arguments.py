@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune.records import Value
+
+DEFAULTS: Mapping[str, str | int | bool] = {
+    "host": "127.0.0.1", "port": 30000, "device": "cuda", "enable-metrics": False, "trust-remote-code": False,
+    "tp-size": 1, "ep-size": 1, "dp-size": 1, "attn-dp-size": 1, "enable-dp-lm-head": False, "enable-nccl-nvls": False,
+    "enable-symm-mem": False, "enforce-disable-flashinfer-allreduce-fusion": False, "speculative-ddtree-budget": 8,
+    "speculative-ddtree-topk": 4}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a launch; ends the process with SGLang's usage message when one is unknown."""
     parser = argparse.ArgumentParser(prog="launch_server.py", allow_abbrev=False)
-    add = parser.add_argument
-    add("--model-path", required=True)
-    add("--host", default="127.0.0.1")
-    add("--port", type=int, default=30000)
-    add("--device", default="cuda")
-    add("--enable-metrics", action="store_true")
-    add("--trust-remote-code", action="store_true")
-    add("--tp-size", type=int, default=1)
-    add("--ep-size", type=int, default=1)
-    add("--dp-size", type=int, default=1)
-    add("--attn-dp-size", type=int, default=1)
-    add("--enable-dp-lm-head", action="store_true")
-    add("--enable-nccl-nvls", action="store_true")
-    add("--enable-symm-mem", action="store_true")
-    add("--flashinfer-allreduce-fusion-backend", choices=["auto", "trtllm", "mnnvl"])
-    add("--enforce-disable-flashinfer-allreduce-fusion", action="store_true")
-    add("--attention-backend")
-    add("--mem-fraction-static", type=float)
-    add("--cuda-graph-max-bs-decode", type=int)
-    add("--max-running-requests", type=int)
-    add("--speculative-algorithm", choices=["DDTREE", "DFLASH"])
-    add("--speculative-draft-model-path")
-    add("--speculative-ddtree-budget", type=int, default=8)
-    add("--speculative-ddtree-topk", type=int, default=4)
+    parser.add_argument("--model-path", required=True)
+    for name, default in DEFAULTS.items():
+        if isinstance(default, bool):
+            parser.add_argument(f"--{name}", action="store_true")
+        else:
+            parser.add_argument(f"--{name}", default=default, type=type(default))
+    for name in ("attention-backend", "speculative-draft-model-path"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--mem-fraction-static", type=float)
+    parser.add_argument("--cuda-graph-max-bs-decode", type=int)
+    parser.add_argument("--max-running-requests", type=int)
+    parser.add_argument("--flashinfer-allreduce-fusion-backend", choices=["auto", "trtllm", "mnnvl"])
+    parser.add_argument("--speculative-algorithm", choices=["DDTREE", "DFLASH"])
     return parser.parse_args(argv)
 
 
@@ -53,9 +48,6 @@ def server_part(args: argparse.Namespace) -> dict[str, Value]:
 
 def ranks(args: argparse.Namespace) -> list[str]:
     """The names that a server's ranks have in its log."""
-    names = []
-    for replica in range(args.dp_size):
-        for rank in range(args.tp_size):
-            name = f"TP{rank}" + (f" EP{rank}" if args.ep_size > 1 else "")
-            names.append(f"DP{replica} {name}" if args.dp_size > 1 else name)
-    return names
+    expert = [f" EP{rank}" if args.ep_size > 1 else "" for rank in range(args.tp_size)]
+    return [f"DP{replica} " * (args.dp_size > 1) + f"TP{rank}{expert[rank]}"
+            for replica in range(args.dp_size) for rank in range(args.tp_size)]

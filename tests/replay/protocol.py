@@ -7,6 +7,7 @@ import json
 import random
 from typing import TYPE_CHECKING, Any
 
+from tests.fakes.standin import answer, taken
 from tests.replay.decode import Request
 
 if TYPE_CHECKING:
@@ -37,16 +38,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.data += data
-        head, end, rest = self.data.partition(b"\r\n\r\n")
-        if not end:
-            return
-        length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n")[1:]
-                       if line.lower().startswith(b"content-length:")), 0)
-        if len(rest) < length:
-            return
-        self.data = rest[length:]
-        method, path, _ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ", 2)
-        self.answer(method, path.partition("?")[0], rest[:length])
+        if (found := taken(self.data)) is not None:
+            method, path, body, self.data = found
+            self.answer(method, path.partition("?")[0], body)
 
     def answer(self, method: str, path: str, body: bytes) -> None:
         server = self.server
@@ -90,9 +84,8 @@ class Connection(asyncio.Protocol):
         elif wanted == 1:
             server.new_load()
         ttft_s = server.table.spec["ttft_s"] + length / server.table.spec["prefill_tokens_per_s"]
-        text = Text(json.dumps(prompt), wanted)
         options = ask.get("stream_options") or {}
-        answer = _Native(text) if native else _OpenAi(text, bool(options.get("include_usage")))
+        answers = Answers(json.dumps(prompt), wanted, native, bool(options.get("include_usage")))
         if stream:
             self.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
 
@@ -100,76 +93,50 @@ class Connection(asyncio.Protocol):
             if not stream:
                 if request.done:
                     self.request = None
-                    self.reply(200, answer.whole(request))
+                    self.reply(200, answers.whole(request))
                 return
-            events = answer.events(request)
-            data = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+            data = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in answers.events(request))
             if request.done:
                 self.request = None
                 data += b"data: [DONE]\n\n"
             self.write(b"%x\r\n%b\r\n%b" % (len(data), data, b"0\r\n\r\n" if request.done else b""))
 
-        self.request = Request(max(1, length), wanted, server.clock.now() + ttft_s, emit,
-                               replaced=stream)
+        self.request = Request(max(1, length), wanted, server.clock.now() + ttft_s, emit, replaced=stream)
         server.engine.add(self.request)
 
     def reply(self, status: int, content: object) -> None:
         data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
-        kind = "text/plain" if isinstance(content, str) else "application/json"
-        self.write(b"HTTP/1.1 %d X\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
-                   % (status, kind.encode(), len(data), data))
+        self.write(answer(status, "text/plain" if isinstance(content, str) else "application/json", data))
 
     def write(self, data: bytes) -> None:
         if self.transport is not None:
             self.transport.write(data)
 
 
-class Text:
-    """Greedy output: the same for the same prompt, a word a token."""
+class Answers:
+    """Greedy output, a word a token: the same for the same prompt, in the format of /generate or /v1/completions."""
 
-    def __init__(self, prompt: str, tokens: int) -> None:
+    def __init__(self, prompt: str, tokens: int, native: bool, usage_wanted: bool) -> None:
         self.words = random.Random(prompt).choices(WORDS, k=tokens)
-
-    def upto(self, tokens: int, since: int = 0) -> str:
-        return " ".join(self.words[since:tokens])
-
-
-class _Native:
-    """Answers of /generate: the whole text so far and meta_info in every event."""
-
-    def __init__(self, text: Text) -> None:
-        self.text = text
+        self.native, self.usage_wanted, self.sent = native, usage_wanted, 0
 
     def whole(self, request: Request) -> dict[str, Any]:
-        reason = {"type": "length", "length": request.wanted} if request.done else None
-        return {"text": self.text.upto(request.tokens), "meta_info": {
-            "finish_reason": reason, "prompt_tokens": request.prompt_tokens, "completion_tokens": request.tokens,
-            "spec_verify_ct": request.steps, "cached_tokens": 0}}
+        """/generate: the whole text so far and meta_info; /v1/completions: the text since the last call and usage."""
+        counts = {"prompt_tokens": request.prompt_tokens, "completion_tokens": request.tokens}
+        since, self.sent = self.sent, request.tokens
+        if self.native:
+            reason = {"type": "length", "length": request.wanted} if request.done else None
+            return {"text": " ".join(self.words[:request.tokens]), "meta_info": {
+                **counts, "finish_reason": reason, "spec_verify_ct": request.steps, "cached_tokens": 0}}
+        choice = {"index": 0, "text": " ".join(self.words[since:request.tokens]),
+                  "finish_reason": "length" if request.done else None}
+        return {"object": "text_completion", "choices": [choice],
+                "usage": {**counts, "total_tokens": sum(counts.values())}}
 
     def events(self, request: Request) -> list[dict[str, Any]]:
-        return [self.whole(request)]
-
-
-class _OpenAi:
-    """Answers of /v1/completions: pieces of text, usage at the end."""
-
-    def __init__(self, text: Text, usage_wanted: bool) -> None:
-        self.text, self.usage_wanted, self.told = text, usage_wanted, 0
-
-    def usage(self, request: Request) -> dict[str, Any]:
-        return {"prompt_tokens": request.prompt_tokens, "completion_tokens": request.tokens,
-                "total_tokens": request.prompt_tokens + request.tokens}
-
-    def _choice(self, request: Request) -> list[dict[str, Any]]:
-        piece = self.text.upto(request.tokens, self.told)
-        self.told = request.tokens
-        return [{"index": 0, "text": piece, "finish_reason": "length" if request.done else None}]
-
-    def whole(self, request: Request) -> dict[str, Any]:
-        return {"object": "text_completion", "choices": self._choice(request), "usage": self.usage(request)}
-
-    def events(self, request: Request) -> list[dict[str, Any]]:
-        events: list[dict[str, Any]] = [{"object": "text_completion", "choices": self._choice(request)}]
-        if request.done and self.usage_wanted:
-            events.append({"object": "text_completion", "choices": [], "usage": self.usage(request)})
-        return events
+        """Events of a stream; usage of /v1/completions comes in one of its own at the end."""
+        event = self.whole(request)
+        usage = event.pop("usage", None)
+        if not (usage and request.done and self.usage_wanted):
+            return [event]
+        return [event, {"object": "text_completion", "choices": [], "usage": usage}]

@@ -46,11 +46,10 @@ class Made:
         ratios = {"ttft_p99_ms": 200 / LIMITS["ttft_p99_ms"], "tpot_p99_ms": tpot_ms / LIMITS["tpot_p99_ms"]}
         trial = self.study.ask(config, self.launches, **attrs)
         launch_s = 0.0 if same_launch else 4.0
-        if same_as is not None:
-            self.study.copy(trial, self.study.record(same_as), self.facts(config), cost_s=15.0, launch_s=launch_s)
-        else:
-            self.study.tell(trial, outcome, Score(None if reasons else value, ratios, reasons), self.facts(config),
-                            cost_s=15.0, launch_s=launch_s)
+        source = None if same_as is None else self.study.record(same_as)
+        score = source.score if source else Score(None if reasons else value, ratios, reasons)
+        self.study.tell(trial, source and source.outcome or outcome, score, self.facts(config), cost_s=15.0,
+                        launch_s=launch_s, same_as=same_as)
         return int(trial.number)
 
     def crash(self, config: Config, signature: str = "nvls0001", *, category: str = "nvls_unsupported",

@@ -16,7 +16,6 @@ from autotune.report.charts import progress, tradeoff
 from autotune.report.render import report
 from autotune.report.story import read
 from autotune.report.verdict import headline
-from autotune.storage.schema import read_pivots
 from tests.conftest import Maker
 from tests.report.studies import Made, baseline
 
@@ -200,22 +199,3 @@ def test_json_goes_alone_to_standard_output(small: Made, capsys: pytest.CaptureF
     out = capsys.readouterr()
     assert json.loads(out.out)["study"] == "local"
     assert "report.html" in out.err
-
-
-def test_a_broken_matrix_file_is_named(small: Made) -> None:
-    from autotune.records import AutotuneError
-
-    path = pathlib.Path(small.settings.folder / "matrix.json")
-    path.write_text("[1, 2")
-    with pytest.raises(AutotuneError, match="matrix.json"):
-        read(small.settings, small.study)
-
-
-def test_torn_lines_anywhere_in_the_pivots_do_not_stop_a_report(small: Made) -> None:
-    file = small.settings.folder / "pivots.jsonl"
-    pivot = {"action": "close", "region": {"nvls": [True]}, "reason": "faults", "trials": [0], "reopens_when": "serves",
-             "after_launches": 1, "launches_saved": 4, "belief": 0.97}
-    torn = ['{"action": "clo', json.dumps(pivot), "5", "[]", "[" * 100_000, '\udcff"reason', json.dumps(pivot), '{"a']
-    file.write_text("\n".join(torn), errors="surrogateescape")
-    assert read_pivots(small.settings.folder) == [pivot, pivot]
-    assert report(small.settings, small.study) == 0

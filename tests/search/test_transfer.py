@@ -66,7 +66,7 @@ def test_a_good_past_study_leads_straight_to_the_optimum_and_a_misleading_one_do
         assert strategy.past is not None and report is not None
         error = strategy.past.error(strategy.memory.measurements())
         assert error is not None and f"off by {math.expm1(error):.0%}" in report
-        trust.append(strategy._prior.trust)
+        trust.append(strategy._value.prior.trust)
         errors.append(error)
     assert trust[1] < trust[0] and errors[1] > 3 * errors[0]
 

@@ -6,11 +6,11 @@ import functools
 import itertools
 import pathlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.config.compose import load
 from autotune.config.settings import Settings
-from autotune.engine.command import Command, build, flags
+from autotune.engine.command import Command, build
 from autotune.engine.spec import EngineSpec
 from autotune.records import Config, Value
 from autotune.space.space import Space
@@ -23,6 +23,18 @@ VARIANTS = ("sglang_ddtree_pr29907", "sglang_ddtree_pr27509", "sglang_ddtree_ran
 @functools.cache
 def settings(space: str, *overrides: str) -> Settings:
     return load([f"+space={space}", *overrides])
+
+
+def flags(argv: Sequence[str]) -> dict[str, str | None]:
+    """Arguments as a mapping from flag to its value (None: a switch)."""
+    found: dict[str, str | None] = {}
+    rest = list(argv)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if name.startswith("--"):
+            follows = not equals and rest and not rest[0].startswith("--")
+            found[name] = rest.pop(0) if follows else value if equals else None
+    return found
 
 
 def python_with(folder: pathlib.Path, package: str, version: str, files: Mapping[str, str]) -> str:
@@ -38,18 +50,6 @@ def python_with(folder: pathlib.Path, package: str, version: str, files: Mapping
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     return str(python)
-
-
-def every_choice_is_built(loaded: Settings, space: Space, version: str, servers: Iterable[Config]) -> None:
-    """Build servers until every choice of the space was in one: commands of long flags without placeholders."""
-    seen: set[tuple[str, object]] = set()
-    for server in servers:
-        if not server.items() <= seen:
-            seen |= set(server.items())
-            command = build(loaded.engine, space, server, port=30000, version=version)
-            assert all(flag.startswith("--") for flag in flags(command.argv[3:])), command.argv
-            assert not any("{" in part for part in (*command.argv, *command.env.values()))
-    assert seen == {(p.name, c) for p in space.server_params for c in p.choices}
 
 
 def ruled(loaded: Settings, version: str) -> Space:

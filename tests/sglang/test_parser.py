@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import yaml
 
 from autotune.engine.command import build, needed
 from autotune.engine.host import lacking
@@ -40,101 +41,8 @@ from tests.sglang.support import (
 
 HERE = pathlib.Path(__file__).parent
 SPACES = ("b300", "h200", "sglang_cpu")
-NEEDED_BESIDE: Mapping[str, Mapping[str, Value]] = {
-    "eplb": {"parallel": "ep8"}, "redundant_experts": {"parallel": "ep8"}, "draft_block": {"speculation": "dflash"},
-    "draft_window": {"speculation": "dflash"}, "eagle_steps": {"speculation": "dflash"},
-    "eagle_topk": {"speculation": "dflash"}, "draft_tokens": {"speculation": "ngram"},
-}
-"""Parameters that only mean something with another one."""
-EAGLE: dict[str, Value] = {"speculation": "eagle3", "eagle_steps": 3, "draft_tokens": 4}
+DATA: Mapping[str, Any] = yaml.safe_load((HERE / "command_lines.yaml").read_text())
 FORK_FLAGS = {"--speculative-ddtree-budget", "--speculative-ddtree-topk"}
-PAIRS: Mapping[str, tuple[dict[str, Value], dict[str, Value]]] = {
-    "eagle topk without steps": ({"speculation": "eagle3", "eagle_topk": 4},
-                                 {"speculation": "eagle3", "eagle_topk": 4, "eagle_steps": 3, "draft_tokens": 8}),
-    "eagle tokens without steps": ({"speculation": "eagle3", "draft_tokens": 8}, {"speculation": "eagle3"}),
-    "dflash tokens": ({"speculation": "dflash", "draft_tokens": 8, "draft_block": 16},
-                      {"speculation": "dflash", "draft_tokens": 8, "draft_block": 8}),
-    "dflash window, block": ({"speculation": "dflash", "draft_block": 16, "draft_window": 15},
-                             {"speculation": "dflash", "draft_block": 16, "draft_window": 16}),
-    "dflash window, tokens": ({"speculation": "dflash", "draft_tokens": 16, "draft_window": 15},
-                              {"speculation": "dflash", "draft_tokens": 16, "draft_window": 17}),
-    "dflash block": ({"speculation": "dflash", "draft_block": 0}, {"speculation": "dflash", "draft_block": 1}),
-    "ngram window": ({"speculation": "ngram", "draft_window": 0}, {"speculation": "ngram", "draft_window": 1}),
-    "chunks": ({"chunked_prefill": 1000, "page_size": 64}, {"chunked_prefill": 1024, "page_size": 64}),
-    "chunks of pages of 64": ({"attention_backend": "flashmla", "chunked_prefill": 1000},
-                              {"attention_backend": "flashmla", "chunked_prefill": 1024}),
-    "chunks of pages of 64, whatever is said": (
-        {"attention_backend": "flashmla", "chunked_prefill": 1040, "page_size": 16},
-        {"attention_backend": "triton", "chunked_prefill": 1040, "page_size": 16}),
-    "chunks of pages of 64, decoding": ({"decode_attention_backend": "flashmla", "chunked_prefill": 1000},
-                                        {"decode_attention_backend": "triton", "chunked_prefill": 1000}),
-    "chunks of pages of 64 of a rank": (
-        {"parallel": "tp8_dp_attention", "attention_backend": "flashmla", "chunked_prefill": 256},
-        {"parallel": "tp8_dp_attention", "attention_backend": "flashmla", "chunked_prefill": 512}),
-    "no pages": ({"page_size": 0}, {"page_size": 1}),
-    "ngram, pages of what SGLang takes by itself": (
-        {"speculation": "ngram", "page_size": 16},
-        {"speculation": "ngram", "page_size": 16, "attention_backend": "flashinfer"}),
-    "ngram, pages of the backend": ({"speculation": "ngram", "attention_backend": "flashmla"},
-                                    {"speculation": "ngram", "attention_backend": "triton"}),
-    "eagle, pages of the backend": (
-        {**EAGLE, "eagle_topk": 4, "attention_backend": "flashmla"},
-        {**EAGLE, "eagle_topk": 1, "attention_backend": "flashmla"}),
-    "no chunks": ({"chunked_prefill": 65, "page_size": 64}, {"chunked_prefill": -1, "page_size": 64}),
-    "chunks of tp2": ({"parallel": "tp2", "chunked_prefill": 1000, "page_size": 64},
-                      {"parallel": "tp2", "chunked_prefill": 1024, "page_size": 64}),
-    "chunks of a rank": ({"parallel": "tp8_dp_attention", "chunked_prefill": 256, "page_size": 64},
-                         {"parallel": "tp8_dp_attention", "chunked_prefill": 512, "page_size": 64}),
-    "dense tp": ({"parallel": "tp8", "moe_dense_tp_size": 4}, {"parallel": "tp8", "moe_dense_tp_size": 8}),
-    "dense tp of one": ({"parallel": "tp1_dp2", "moe_dense_tp_size": 2},
-                        {"parallel": "tp1_dp2", "moe_dense_tp_size": 1}),
-    "conservativeness": ({"schedule_conservativeness": -0.1}, {"schedule_conservativeness": 0}),
-    "flashinfer exchange": (
-        {"parallel": "ep8_dp_attention", "moe_a2a_backend": "flashinfer", "moe_runner_backend": "triton"},
-        {"parallel": "ep8_dp_attention", "moe_a2a_backend": "flashinfer", "moe_runner_backend": "flashinfer_cutlass"}),
-    "cutedsl exchange": (
-        {"parallel": "ep8", "moe_a2a_backend": "mooncake", "moe_runner_backend": "flashinfer_cutedsl",
-         "quantization": "modelopt_fp4"},
-        {"parallel": "ep8", "moe_a2a_backend": "none", "moe_runner_backend": "flashinfer_cutedsl",
-         "quantization": "modelopt_fp4"}),
-    "cutedsl format": (
-        {"parallel": "ep8", "moe_runner_backend": "flashinfer_cutedsl", "quantization": "w8a8_fp8"},
-        {"parallel": "ep8", "moe_runner_backend": "flashinfer_cutedsl", "quantization": "modelopt_fp4"}),
-    "cutlass fp8": ({"parallel": "ep8", "moe_runner_backend": "cutlass", "quantization": "fp8"},
-                    {"parallel": "tp8", "moe_runner_backend": "cutlass", "quantization": "fp8"}),
-    "flashinfer cutlass": ({"parallel": "tp8", "moe_runner_backend": "flashinfer_cutlass", "quantization": "w8a8_fp8"},
-                           {"parallel": "tp8", "moe_runner_backend": "flashinfer_cutlass",
-                            "quantization": "modelopt_fp8"}),
-    "trtllm": ({"parallel": "tp8", "moe_runner_backend": "flashinfer_trtllm", "quantization": "w8a8_int8"},
-               {"parallel": "tp8", "moe_runner_backend": "flashinfer_trtllm", "quantization": "fp8"}),
-    "trtllm routed": (
-        {"parallel": "tp8", "moe_runner_backend": "flashinfer_trtllm_routed", "quantization": "modelopt_fp8"},
-        {"parallel": "tp8", "moe_runner_backend": "flashinfer_trtllm_routed", "quantization": "fp8"}),
-}
-"""(refused by SGLang, its nearest accepted neighbour): what our rules must say as well, in both releases."""
-LATER: Mapping[str, tuple[dict[str, Value], dict[str, Value]]] = {
-    "deepep v2": ({"parallel": "ep8", "moe_a2a_backend": "deepep_v2", "moe_runner_backend": "triton"}, {}),
-    "pplx runner": ({"parallel": "ep8_dp_attention", "moe_a2a_backend": "pplx", "moe_runner_backend": "triton"}, {}),
-    "pplx mode": ({"parallel": "ep8_dp_attention", "moe_a2a_backend": "pplx", "deepep_mode": "normal"}, {}),
-    "pplx topology": ({"parallel": "ep8", "moe_a2a_backend": "pplx"}, {}),
-    "megamoe": ({"parallel": "ep8_dp_attention", "moe_a2a_backend": "flashinfer_megamoe",
-                 "moe_runner_backend": "triton", "quantization": "modelopt_fp4"}, {}),
-    "cutedsl deepep": ({"parallel": "ep8", "moe_a2a_backend": "deepep", "moe_runner_backend": "flashinfer_cutedsl",
-                        "deepep_mode": "normal", "quantization": "modelopt_fp4"},
-                       {"parallel": "ep8", "moe_a2a_backend": "deepep", "moe_runner_backend": "flashinfer_cutedsl",
-                        "quantization": "modelopt_fp4"}),
-    "attention": ({"attention_backend": "cutlass_mla"}, {"attention_backend": "triton"}),
-    "chunks of hpc_ops": ({"attention_backend": "hpc_ops", "chunked_prefill": 1000}, {}),
-    "ngram, hpc_ops": ({"speculation": "ngram", "attention_backend": "hpc_ops"}, {}),
-}
-"""The same for 0.5.23 alone; {} where no neighbour is accepted without a GPU."""
-EARLIER: Mapping[str, tuple[dict[str, Value], dict[str, Value]]] = {
-    "exchange": ({"parallel": "ep8", "moe_a2a_backend": "deepep_v2"}, {"parallel": "ep8", "moe_a2a_backend": "deepep"}),
-    "attention": ({"attention_backend": "hpc_ops"}, {"attention_backend": "triton"}),
-    "ngram, pages of 128": ({"speculation": "ngram", "attention_backend": "cutlass_mla"}, {}),
-    "flashinfer exchange, deep_gemm": (
-        {"parallel": "ep8_dp_attention", "moe_a2a_backend": "flashinfer", "moe_runner_backend": "deep_gemm"}, {}),
-}
 WORDS = re.compile(
     r"^AssertionError: $|^ZeroDivisionError|page_size.*> 1|"
     "must match|draft-window-size must be|block-size to be positive|divisible by page_size|"
@@ -191,22 +99,11 @@ def space_jobs(name: str, version: str) -> list[tuple[list[str], dict[str, str]]
 def parameter_jobs(version: str) -> list[tuple[list[str], dict[str, str]]]:
     """Every parameter that conf/engine/sglang.yaml knows, one at a time, in a value that is right for it."""
     engine = settings("h200").engine
-    sample: dict[str, Value] = {
-        "moe_a2a_backend": "deepep", "moe_runner_backend": "triton", "deepep_mode": "low_latency",
-        "moe_dense_tp_size": 1, "redundant_experts": 0, "attention_backend": "triton",
-        "prefill_attention_backend": "triton", "decode_attention_backend": "triton",
-        "draft_attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none",
-        "graph_max_bs": 32, "mem_fraction": 0.8, "max_running_requests": 64, "max_total_tokens": 4096,
-        "context_length": 2048, "page_size": 1, "chunked_prefill": 2048, "max_prefill_tokens": 8192,
-        "schedule_policy": "lpm", "schedule_conservativeness": 0.8, "continuous_decode_steps": 2, "stream_interval": 4,
-        "dtype": "bfloat16", "kv_cache_dtype": "auto", "quantization": "fp8", "load_format": "dummy",
-        "draft_tokens": 8, "draft_block": 8, "draft_window": 512, "eagle_steps": 3, "eagle_topk": 1,
-    }
     jobs = []
     for name, spec in engine.params.items():
         typed: dict[str, Value] = {"true": True, "false": False}
-        for value in [typed.get(c, c) for c in spec.choices] or [sample[name]]:
-            _, command = small(engine, version, **{**NEEDED_BESIDE.get(name, {}), name: value})
+        for value in [typed.get(c, c) for c in spec.choices] or [DATA["values"][name]]:
+            _, command = small(engine, version, **{**DATA["beside"].get(name, {}), name: value})
             jobs.append((located(arguments(command)), dict(command.env)))
     return jobs
 
@@ -217,7 +114,8 @@ def located(argv: list[str]) -> list[str]:
 
 
 def pairs_of(version: str) -> dict[str, tuple[dict[str, Value], dict[str, Value]]]:
-    return {**PAIRS, **(EARLIER if version == "0.5.16" else LATER)}
+    """(refused by SGLang, its nearest accepted neighbour or nothing): what our rules must say as well."""
+    return {**DATA["pairs"]["both"], **DATA["pairs"][version]}
 
 
 def traps(version: str) -> dict[str, tuple[list[str], dict[str, str]]]:
@@ -228,49 +126,19 @@ def traps(version: str) -> dict[str, tuple[list[str], dict[str, str]]]:
         _, command = small(engine, version, **{"dtype": "auto", **choices})
         return [*located(arguments(command)), *extra], dict(command.env)
 
-    def inheriting(job: tuple[list[str], dict[str, str]]) -> tuple[list[str], dict[str, str]]:
-        """The same started from an environment that has NVLS on."""
-        return job[0], {"NCCL_NVLS_ENABLE": "1", **job[1]}
-
-    def without(flag: str, **choices: Value) -> tuple[list[str], dict[str, str]]:
-        argv, env = line(**choices)
-        at = argv.index(flag)
-        return argv[:at] + argv[at + 2:], env
-
-    pairs = {f"{name} ({side})": line(**choices) for name, both in pairs_of(version).items()
-             for side, choices in zip(("refused", "accepted"), both, strict=True) if choices}
-    return pairs | {
-        "nvls inherited": inheriting((line()[0], {})),
-        "nvls unsaid": inheriting(line()),
-        "nvls off": inheriting(line(nvls=False)),
-        "nvls on": line(nvls=True),
+    plain, env = line()
+    dflash, dflash_env = line(speculation="dflash")
+    at = dflash.index("--max-running-requests")
+    return {
+        **{f"{name} ({side})": line(**choices) for name, both in pairs_of(version).items()
+           for side, choices in zip(("refused", "accepted"), both, strict=True) if choices},
+        **{name: line(*extra, **choices) for name, (choices, *extra) in DATA["lines"].items()},
+        # Started from an environment that has NVLS on
+        "nvls inherited": (plain, {"NCCL_NVLS_ENABLE": "1"}),
+        "nvls unsaid": (plain, {"NCCL_NVLS_ENABLE": "1", **env}),
         "symmetric memory, nvls off": (line("--enable-symm-mem", nvls=False)[0], {"NCCL_NVLS_ENABLE": "0"}),
-        "deepep": line(parallel="tp8", moe_a2a_backend="deepep"),
-        "deepep ep8": line(parallel="ep8", moe_a2a_backend="deepep"),
-        "flashinfer a2a": line(parallel="ep8", moe_a2a_backend="flashinfer"),
-        "eplb": line(parallel="tp8", eplb=True),
-        "deepep normal": line(parallel="ep8", moe_a2a_backend="deepep", deepep_mode="normal"),
-        "graphs off": line(cuda_graph=False),
-        "dflash topk": line(speculation="dflash", eagle_topk=4, eagle_steps=3),
-        "dflash attention dp": line(speculation="dflash", parallel="tp8_dp_attention"),
-        "dflash mixed": line(speculation="dflash", mixed_chunk=True),
-        "dflash flex": line(speculation="dflash", attention_backend="flex_attention"),
-        "dflash 48": without("--max-running-requests", speculation="dflash"),
-        "dflash 200": (line(speculation="dflash")[0] + ["--max-running-requests", "200"], {}),
-        "ngram attention dp": line(speculation="ngram", parallel="tp8_dp_attention"),
-        "ngram mixed": line(speculation="ngram", mixed_chunk=True),
-        "ngram pages": line(speculation="ngram", page_size=16, attention_backend="triton"),
-        "ngram pages flashinfer": line(speculation="ngram", page_size=16, attention_backend="flashinfer"),
-        "eagle pages": line("--speculative-num-draft-tokens", "8", speculation="eagle3", eagle_steps=3, eagle_topk=4,
-                            page_size=16, attention_backend="fa4"),
-        "attention dp": line(parallel="tp8_dp_attention", max_running_requests=256),
-        "unknown flag": line("--no-such-flag", "1"),
+        "dflash 48": (dflash[:at] + dflash[at + 2:], dflash_env),
         "abbreviated": (["--model-path", models()["moe-tiny"], "--device", "cuda", "--pp", "1"], {}),
-        "chunk not whole pages": line(chunked_prefill=1000, page_size=64),
-        "tp does not divide heads": line("--tp-size", "3"),
-        "ep does not divide tp": line("--tp-size", "4", "--ep-size", "3"),
-        "eagle without a draft": line("--speculative-algorithm", "EAGLE"),
-        "all memory and more": line(mem_fraction=1.5),
     }
 
 

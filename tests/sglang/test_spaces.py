@@ -1,26 +1,35 @@
-"""The spaces b300, h200 and sglang_cpu: what they offer, and that every choice becomes a command."""
+"""The spaces of SGLang and vLLM: every choice becomes a command; the choices of b300 and h200."""
 
 import itertools
 
 import pytest
 
 from autotune.engine.command import build
-from tests.sglang.support import VERSIONS, every_choice_is_built, pairwise, ruled, settings
+from tests.sglang.support import VERSIONS, flags, pairwise, ruled, settings
 
-SPACES = ("b300", "h200", "sglang_cpu")
+VLLM = "0.32.0"
+CASES = [*((name, version) for name in ("b300", "h200", "sglang_cpu") for version in VERSIONS),
+         *((name, VLLM) for name in ("vllm_cpu_moe", "vllm_cpu_spec", "vllm_gpu"))]
 
 
-@pytest.mark.parametrize("name", SPACES)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("name", "version"), CASES)
 def test_every_choice_becomes_a_command_of_long_flags(name: str, version: str) -> None:
     loaded = settings(name)
     space = ruled(loaded, version)
-    every_choice_is_built(loaded, space, version, space.servers())
+    seen: set[tuple[str, object]] = set()
+    for server in pairwise(space) if version == VLLM else space.servers():
+        if not server.items() <= seen:
+            seen |= set(server.items())
+            command = build(loaded.engine, space, server, port=30000, version=version)
+            assert all(flag.startswith("--") for flag in flags(command.argv[3:])), command.argv
+            assert not any("{" in part for part in (*command.argv, *command.env.values()))
+            assert version != VLLM or command.argv[1:3] == ("-m", "vllm.entrypoints.openai.api_server")
+    assert seen == {(p.name, c) for p in space.server_params for c in p.choices}
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_every_baseline_is_allowed_and_every_parameter_has_a_use(name: str) -> None:
-    space = ruled(settings(name), "0.5.23")
+@pytest.mark.parametrize(("name", "version"), CASES)
+def test_every_baseline_is_allowed_and_every_parameter_has_a_use(name: str, version: str) -> None:
+    space = ruled(settings(name), version)
     assert space.forbidden(space.baseline) is None
     assert set(space.baseline) == {p.name for p in space.params if space.active(p, space.baseline)}
 

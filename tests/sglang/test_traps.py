@@ -5,10 +5,9 @@ What SGLang itself makes of these commands is in test_parser.py.
 
 import pytest
 
-from autotune.engine.command import flags
 from autotune.engine.spec import EngineSpec
 from autotune.records import Value
-from tests.sglang.support import VERSIONS, arguments, forbidden, ruled, settings, small
+from tests.sglang.support import VERSIONS, arguments, flags, forbidden, ruled, settings, small
 
 both = pytest.mark.parametrize("version", VERSIONS)
 

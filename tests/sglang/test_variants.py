@@ -5,55 +5,47 @@ import pathlib
 import pytest
 
 from autotune.config.compose import data_folder
-from autotune.engine.command import build, flags
+from autotune.engine.command import build
 from autotune.records import Value
-from tests.sglang.support import VARIANTS, VERSIONS, ruled, settings, small
+from tests.sglang.support import VARIANTS, VERSIONS, flags, ruled, settings, small
 
-DRAFT = ["--speculative-draft-model-path", "D"]
 NO_TOPK = ("~space.params.tree_topk", "~space.belief.tree_topk", "~space.baseline.tree_topk")
 
 
 @pytest.mark.parametrize(("variant", "choices", "arguments", "env"), [
     ("sglang_ddtree", {"tree_budget": 8, "tree_topk": 4},
-     ["--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "8", "--speculative-ddtree-topk",
-      "4"], {}),
+     "DDTREE --speculative-ddtree-budget 8 --speculative-ddtree-topk 4", {}),
     ("sglang_ddtree_pr29907", {"tree_budget": 32, "tree_topk": 4, "tree_depth_bonus": 0.1},
-     ["--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "32"],
-     {"SGLANG_DDTREE_MAX_TOPK": "4", "SGLANG_DDTREE_DEPTH_BONUS": "0.1"}),
+     "DDTREE --speculative-ddtree-budget 32", {"SGLANG_DDTREE_MAX_TOPK": "4", "SGLANG_DDTREE_DEPTH_BONUS": "0.1"}),
     ("sglang_ddtree_pr27509", {"tree_budget": 8},
-     ["--speculative-algorithm", "DDTREE", *DRAFT, "--disable-decode-cuda-graph", "--disable-prefill-cuda-graph",
-      "--speculative-ddtree-budget", "8"], {}),
-    ("sglang_ddtree_pr27509", {"speculation": "none"}, [], {}),  # what it is compared with keeps its graphs
+     "DDTREE --disable-decode-cuda-graph --disable-prefill-cuda-graph --speculative-ddtree-budget 8", {}),
+    ("sglang_ddtree_pr27509", {"speculation": "none"}, "", {}),  # what it is compared with keeps its graphs
     ("sglang_ddtree_rancy", {"tree_budget": 16, "draft_block": 8, "tree_prune": True, "tree_attention": False},
-     ["--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "16",
-      "--speculative-ddtree-block-size", "8", "--is-ddtree-prune"], {}),
-    ("sglang_ddtree_dbguo", {"tree_budget": 22, "draft_block": 16},
-     ["--speculative-algorithm", "DFLASH", *DRAFT, "--speculative-dflash-enable-ddtree",
-      "--speculative-num-draft-tokens", "22", "--speculative-dflash-block-size", "16"], {}),
-    ("sglang_ddtree_pr31069", {"tree_budget": 32, "tree_topk": 8},
-     ["--speculative-algorithm", "DFLASH", *DRAFT, "--speculative-dflash-tree-verify",
-      "--speculative-num-draft-tokens", "32", "--speculative-dflash-tree-topk", "8"], {}),
-    ("sglang_ddtree_pr36196", {"tree_budget": 30, "tree_topk": 4},
-     ["--speculative-algorithm", "DFLASH", *DRAFT, "--speculative-dflash-tree-width", "4"],
+     "DDTREE --speculative-ddtree-budget 16 --speculative-ddtree-block-size 8 --is-ddtree-prune", {}),
+    ("sglang_ddtree_dbguo", {"tree_budget": 22, "draft_block": 16}, "DFLASH --speculative-dflash-enable-ddtree "
+     "--speculative-num-draft-tokens 22 --speculative-dflash-block-size 16", {}),
+    ("sglang_ddtree_pr31069", {"tree_budget": 32, "tree_topk": 8}, "DFLASH --speculative-dflash-tree-verify "
+     "--speculative-num-draft-tokens 32 --speculative-dflash-tree-topk 8", {}),
+    ("sglang_ddtree_pr36196", {"tree_budget": 30, "tree_topk": 4}, "DFLASH --speculative-dflash-tree-width 4",
      {"SGLANG_DFLASH_MAX_NUM_NODES": "30"}),
-    ("sglang_dflash", {"draft_tokens": 8},
-     ["--speculative-algorithm", "DFLASH", *DRAFT, "--speculative-num-draft-tokens", "8"], {}),
-    ("sglang_dflash_pr32053", {"verify_budget": 4},
-     ["--speculative-algorithm", "DFLASH", *DRAFT, "--speculative-dflash-verify-budget", "4"], {}),
-    ("sglang", {"speculation": "none"}, [], {}),
+    ("sglang_dflash", {"draft_tokens": 8}, "DFLASH --speculative-num-draft-tokens 8", {}),
+    ("sglang_dflash_pr32053", {"verify_budget": 4}, "DFLASH --speculative-dflash-verify-budget 4", {}),
+    ("sglang", {"speculation": "none"}, "", {}),
 ])
-def test_a_variant_has_the_flags_of_its_source(variant: str, choices: dict[str, Value], arguments: list[str],
+def test_a_variant_has_the_flags_of_its_source(variant: str, choices: dict[str, Value], arguments: str,
                                                env: dict[str, str]) -> None:
-    engine = settings("h200", f"engine={variant}").engine
-    _, command = small(engine, "0.5.16", max_running_requests=64, graph_max_bs=64, **choices)
-    _, plain = small(settings("h200").engine, "0.5.16", max_running_requests=64, graph_max_bs=64)
+    """`arguments` are the algorithm and what follows its draft model."""
+    sizes: dict[str, Value] = {"max_running_requests": 64, "graph_max_bs": 64}
+    _, command = small(settings("h200", f"engine={variant}").engine, "0.5.16", **sizes, **choices)
+    _, plain = small(settings("h200").engine, "0.5.16", **sizes)
     common = len(plain.argv) - 4
-    own = list(command.argv[common:])
-    for pair in (["--max-running-requests", "64"], ["--cuda-graph-max-bs-decode", "64"]):
-        at = own.index(pair[0])
-        assert own[at:at + 2] == pair
-        del own[at:at + 2]
-    assert own == arguments
+    own = " ".join(command.argv[common:])
+    for flag in ("--max-running-requests 64", "--cuda-graph-max-bs-decode 64"):
+        assert flag in own
+        own = own.replace(flag, "")
+    algorithm, _, rest = arguments.partition(" ")
+    speculative = f"--speculative-algorithm {algorithm} --speculative-draft-model-path D {rest}" if algorithm else ""
+    assert own.split() == speculative.split()
     assert {k: v for k, v in command.env.items() if k not in plain.env} == env
 
 

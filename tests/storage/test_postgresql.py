@@ -17,6 +17,7 @@ from autotune.storage.database import redacted
 from autotune.storage.locks import StudyLock
 from autotune.storage.study import Study
 from tests.storage import postgres
+from tests.storage.test_study import held_elsewhere
 from tests.tuning.test_loop import ROOT
 from tests.tuning.test_worker import ended, nothing_twice, records, workers
 
@@ -64,18 +65,11 @@ def test_two_workers_run_the_embedded_engine_to_the_end(tmp_path: pathlib.Path, 
 
 
 def test_a_turn_on_postgresql_is_given_back_by_the_dead(url: str) -> None:
-    program = ("import sys, time\nfrom autotune.storage.locks import StudyLock\n"
-               "with StudyLock(sys.argv[1], 'topic').held():\n"
-               "    print('mine', flush=True)\n    time.sleep(600)\n")
-    holder = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True,
-                              env={**os.environ, "PYTHONPATH": ROOT})
-    assert holder.stdout is not None and holder.stdout.readline() == "mine\n"
-    began = time.monotonic()
-    with pytest.raises(AutotuneError, match="timed out") as caught, StudyLock(url, "topic", wait_s=0.5).held():
-        pass
-    assert time.monotonic() - began < 60 and postgres.PASSWORD not in str(caught.value)
-    holder.kill()
-    holder.wait()
+    with held_elsewhere(url):
+        began = time.monotonic()
+        with pytest.raises(AutotuneError, match="timed out") as caught, StudyLock(url, "topic", wait_s=0.5).held():
+            pass
+        assert time.monotonic() - began < 60 and postgres.PASSWORD not in str(caught.value)
     with StudyLock(url, "topic", wait_s=20).held(), StudyLock(url, "another topic", wait_s=1).held():
         pass
 

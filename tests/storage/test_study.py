@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import pathlib
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +19,9 @@ import pytest
 from autotune.records import AutotuneError, Blame, Crash, Energy, Measurement, Score, Stage, UsageError
 from autotune.space.space import Space
 from autotune.storage.database import SQLITE_WAIT_S, sqlite_url
-from autotune.storage.locks import owner_alive, owner_id
-from autotune.storage.study import Study
+from autotune.storage.locks import StudyLock, owner_alive, owner_id
+from autotune.storage.schema import add_pivot, read_pivots
+from autotune.storage.study import TABLES, Study
 from autotune.storage.trial import LaunchFacts
 
 SPACE = Space.parse({
@@ -29,6 +33,7 @@ SPACE = Space.parse({
     "baseline": {"parallel": "tp8", "nvls": False, "budget": 8, "topk": 2, "mem": 0.9, "graphs": 16, "concurrency": 64},
 }, "s")
 IDENTITY = {"space_digest": "d1", "engine_version": "1.0", "devices": ["gpu a"]}
+ENV = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[2])}
 CRASH = Crash("cublas_error", Stage.GRAPH_CAPTURE, Blame.CONFIG, "v1-abc", "CUBLAS_STATUS_INTERNAL_ERROR")
 
 
@@ -38,10 +43,9 @@ def open_study(folder: pathlib.Path, **identity: Any) -> Study:
 
 def process(folder: pathlib.Path, program: str) -> subprocess.Popen[bytes]:
     """Another process that runs `program` on the study `study`."""
-    root = str(pathlib.Path(__file__).resolve().parents[2])
     setup = "import sys; from tests.storage.test_study import *; study = open_study(pathlib.Path(sys.argv[1])); "
-    return subprocess.Popen([sys.executable, "-c", setup + program, str(folder)], cwd=root, stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": root})
+    return subprocess.Popen([sys.executable, "-c", setup + program, str(folder)], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, env=ENV)
 
 
 def measured(joules: float | None = 500.0) -> Measurement:
@@ -81,16 +85,20 @@ def test_outcomes_are_graded_by_the_same_constraints_on_every_trial(tmp_path: pa
     assert "watts" not in study.records()[3].figures
 
 
-@pytest.mark.parametrize("change", [{"space_digest": "d2"}, {"engine_version": "2"}, {"devices": ["gpu b"]}])
-def test_another_space_engine_or_gpu_is_refused(tmp_path: pathlib.Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("change", "refused"), [
+    ({"space_digest": "d2"}, True), ({"engine_version": "2"}, True), ({"devices": ["gpu b"]}, True),
+    ({"engine_file": "d2"}, False)])  # which an earlier release did not store
+def test_another_space_engine_or_gpu_is_refused(tmp_path: pathlib.Path, change: dict[str, Any], refused: bool) -> None:
     open_study(tmp_path)
-    with pytest.raises(UsageError, match="study.name=NAME"):
+    with pytest.raises(UsageError, match="study.name=NAME") if refused else contextlib.nullcontext():
         open_study(tmp_path, **change)
 
 
-def test_what_an_older_release_did_not_store_of_a_study_does_not_refuse_it(tmp_path: pathlib.Path) -> None:
-    study = open_study(tmp_path)
-    assert open_study(tmp_path, engine_file="d2").inner.study_name == study.inner.study_name
+def test_a_study_that_lists_each_gpu_can_be_resumed(tmp_path: pathlib.Path) -> None:
+    open_study(tmp_path, devices=["NVIDIA H200 0a1b2c3d", "NVIDIA H200 ffffffff"])
+    open_study(tmp_path, devices=["2 x NVIDIA H200"])
+    with pytest.raises(UsageError, match="devices was"):
+        open_study(tmp_path, devices=["4 x NVIDIA H200"])
 
 
 def test_a_study_that_does_not_exist_is_said(tmp_path: pathlib.Path) -> None:
@@ -167,10 +175,9 @@ def test_owners_of_other_hosts_count_as_alive() -> None:
 
 def test_a_result_is_copied_for_a_configuration_of_the_same_server(tmp_path: pathlib.Path) -> None:
     study = open_study(tmp_path)
-    study.tell(study.ask(SPACE.baseline, launch=1), measured(), Score(2.0, {"tpot_p99_ms": 0.5}), cost_s=30,
-               launch_s=20)
-    study.copy(study.ask({**SPACE.baseline, "topk": 1}, launch=2), study.records()[0], cost_s=5, launch_s=4)
-    copy = study.records()[1]
+    study.tell(study.ask({**SPACE.baseline, "topk": 1}, launch=2), measured(), Score(2.0), cost_s=5, launch_s=4,
+               same_as=0)
+    copy = study.records()[0]
     assert (copy.value, copy.same_as, copy.launch_id, copy.cost_s) == (2.0, 0, 2, 5)
 
 
@@ -181,22 +188,6 @@ def test_a_storage_that_cannot_be_is_a_wrong_setting_and_a_missing_driver_is_the
     with pytest.raises(AutotuneError, match="study.storage: ") as caught:
         Study.open(url, "s", SPACE, IDENTITY)
     assert caught.value.exit_code == code and "hunter22" not in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("change", [
-    "update trial_user_attributes set value_json='{not json'", "update trial_params set distribution_json='{}'",
-    "update trial_values set value_type='INF_POS'",
-    "update trials set number='x' where trial_id=2", "update study_user_attributes set value_json='5'",
-    "update study_user_attributes set value_json='{'"])
-def test_a_damaged_database_is_one_clear_line_that_says_what_to_do(change: str, tmp_path: pathlib.Path) -> None:
-    study = open_study(tmp_path)
-    for launch in range(2):
-        study.tell(study.ask(SPACE.baseline, launch), measured(), Score(1.0), cost_s=1, launch_s=1)
-    with sqlite3.connect(tmp_path / "study.db") as db:
-        assert db.execute(change).rowcount > 0
-    with pytest.raises(AutotuneError, match="corrupt.*Restore a backup or use study.name=NAME") as error:
-        open_study(tmp_path).records()
-    assert error.value.exit_code == 1 and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + b"\xff" * 8000])
@@ -210,3 +201,91 @@ def test_an_unreachable_storage_is_one_clear_line_without_its_password() -> None
     with pytest.raises(Exception, match="cannot open the study storage") as caught:
         Study.open("sqlite:////nonexistent/folder/x.db?password=hunter22", "s", SPACE, IDENTITY)
     assert "\n" not in str(caught.value) and "hunter22" not in str(caught.value)
+
+
+@contextlib.contextmanager
+def held_elsewhere(url: str) -> Iterator[None]:
+    """Another process holds the lock `topic`, and is killed at the end."""
+    program = ("import sys, time\nfrom autotune.storage.locks import StudyLock\n"
+               "with StudyLock(sys.argv[1], 'topic').held():\n    print('mine', flush=True)\n    time.sleep(600)\n")
+    with subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True, env=ENV) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "mine\n"
+        yield
+        holder.kill()
+
+
+def test_the_study_lock_is_exclusive_and_released_by_a_dead_holder(tmp_path: pathlib.Path) -> None:
+    url = sqlite_url(tmp_path)
+    with held_elsewhere(url), pytest.raises(AutotuneError, match="waiting for the study lock"), \
+            StudyLock(url, "topic", wait_s=0.3).held():
+        pass
+    lock = StudyLock(url, "topic", wait_s=5)
+    with lock.held(), lock.held():  # a thread may hold it twice
+        pass
+
+
+def test_a_reader_waits_while_a_worker_creates_the_tables(tmp_path: pathlib.Path) -> None:
+    url, said = sqlite_url(tmp_path), list[str]()
+
+    def read() -> None:
+        try:
+            Study.open(url, "s", SPACE, {}, create=False)
+        except AutotuneError as error:
+            said.append(str(error))
+
+    reader = threading.Thread(target=read)
+    with StudyLock(url, TABLES).held():
+        reader.start()
+        reader.join(1.0)
+        assert reader.is_alive() and not (tmp_path / "study.db").exists()
+    reader.join(60)
+    assert len(said) == 1 and "there is no study s yet" in said[0]
+
+
+def test_the_study_lock_excludes_threads_of_one_process(tmp_path: pathlib.Path) -> None:
+    lock, inside, most = StudyLock(sqlite_url(tmp_path), "topic"), [0], [0]
+
+    def work(_: int) -> None:
+        with lock.held():
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            time.sleep(0.001)
+            inside[0] -= 1
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(80)))
+    assert most == [1]
+
+
+def test_the_outcome_of_a_trial_marked_fail_meanwhile_is_dropped(tmp_path: pathlib.Path) -> None:
+    study = open_study(tmp_path)
+    trial = study.ask(SPACE.baseline, launch=1)
+    assert open_study(tmp_path).fail(trial, "another worker took its owner to be dead")
+    assert study.tell(trial, CRASH, None, cost_s=1, launch_s=1) is False
+    assert [r.state for r in study.records()] == ["FAIL"] and not study.records()[0].crashed
+
+
+def test_a_worker_of_another_host_without_heartbeat_is_dead(tmp_path: pathlib.Path) -> None:
+    elsewhere = open_study(tmp_path)
+    elsewhere.owner = "other-host/1|boot|1|1"
+    elsewhere.ask(SPACE.baseline, launch=1)
+    study = Study.open(sqlite_url(tmp_path), "s", SPACE, {}, lost_after_s=2)
+    assert study.fail_stale_trials() == []
+    with elsewhere._running._lock:
+        elsewhere._running._beating.clear()  # its host lost its power
+    deadline = time.monotonic() + 20
+    while not (dead := study.fail_stale_trials()) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    assert dead == [0] and study.records()[0].state == "FAIL"
+
+
+def test_pivots_are_appended_but_not_twice_in_a_row_for_one_region(tmp_path: pathlib.Path) -> None:
+    def add(action: str, region: str = "tp2_ep", trials: str = "10") -> bool:
+        return add_pivot(tmp_path, {"key": f"{action}:parallel={region}:{trials}", "action": action,
+                                    "region": {"parallel": [region]}})
+
+    assert add("close") and add("close", "dp2")
+    assert not add("close")  # a strategy that resumes, or another worker, decides again
+    assert add("close", trials="10,12")  # there is new evidence
+    assert add("reopen") and add("close")  # closed again on the same evidence
+    assert [p["action"] for p in read_pivots(tmp_path)] == ["close", "close", "close", "reopen", "close"]

@@ -32,7 +32,7 @@ from autotune.report.story import read
 from autotune.search.protocol import Measured
 from autotune.search.transfer import past_observations
 from autotune.storage.study import Study
-from autotune.storage.trial import LaunchFacts, Result
+from autotune.storage.trial import LaunchFacts
 from tests.storage.test_study import CRASH, SPACE
 from tests.storage.test_study import open_study as open_made
 
@@ -87,8 +87,8 @@ def test_a_trial_is_written_in_ten_commits_and_read_back_whole(
     assert len(counted) <= 10
     record = open_made(tmp_path).record(trial.number)
     assert record.config == SPACE.baseline and record.value == (score and score.value)
-    assert record.result == Result(outcome, score, 62.0, 41.0, facts)
-    assert (record.outcome, record.score, record.launch, record.cost_s) == (outcome, score, facts, 62.0)
+    assert (record.outcome, record.score, record.launch) == (outcome, score, facts)
+    assert (record.cost_s, record.launch_s, record.same_as) == (62.0, 41.0, None)
     assert (record.launch_id, record.confirm, record.start.confirm_after, record.start.reason) == (
         7, "baseline", 3, "because")
     attrs = study.inner.trials[trial.number].user_attrs

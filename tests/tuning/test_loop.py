@@ -24,7 +24,7 @@ from autotune.records import Config
 from autotune.search.protocol import Best, Launch, Observation, Pivot, Stop, StopKind
 from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
-from autotune.storage.trial import TrialRecord
+from autotune.tuning import bug_reports
 from autotune.tuning.loop import Tuner
 from autotune.tuning.worker import new_launch_folder
 from tests.engine.standin_engine import ENGINE
@@ -68,15 +68,10 @@ class Listed:
 
 
 class Silent:
-    """Watches and notes nothing."""
+    """A listener and an annotator that ignore everything."""
 
-    def launching(self, number: int, step: Launch) -> None: ...
-    def stage(self, text: str, after_s: float) -> None: ...
-    def outcome(self, record: TrialRecord) -> None: ...
-    def pivot(self, pivot: Pivot) -> None: ...
-    def note(self, text: str) -> None: ...
-    def attach(self, trial: Any, launch: pathlib.Path) -> None: ...
-    def annotate(self, study: Study, record: TrialRecord) -> None: ...
+    def __getattr__(self, name: str) -> Any:
+        return lambda *ignored: None
 
 
 def make_settings(folder: pathlib.Path) -> Settings:
@@ -124,7 +119,8 @@ def tuner(settings: Settings, servers: list[dict[str, Any]]) -> Tuner:
     base = settings.space.split(settings.space.baseline)[0]
     listed = Listed([{**base, **s} for s in servers], [{"concurrency": 1}, {"concurrency": 4}])
     bench = LocalExecutor(settings, "1", Gpus(()), settings.power)
-    return Tuner(study, listed, bench, settings.folder, evaluator(settings.objective, {}), Silent(), Silent())
+    silent: Any = Silent()
+    return Tuner(study, listed, bench, settings.folder, evaluator(settings.objective, {}), silent, silent)
 
 
 def test_each_load_part_on_one_launch_is_a_trial_of_its_own(tmp_path: pathlib.Path) -> None:
@@ -234,3 +230,73 @@ def test_a_folder_of_another_name_among_the_launches_is_no_launch(tmp_path: path
     (tmp_path / "launches" / name).mkdir(parents=True)
     (tmp_path / "launches" / "0007").mkdir()
     assert new_launch_folder(tmp_path, []) == 8
+
+
+GUILTY = {"fault": "exit", "at": "load"}
+
+
+@pytest.mark.slow
+def test_isolation_finds_the_choices_that_crash_and_the_report_names_only_them(tmp_path: pathlib.Path) -> None:
+    made = tuner(make_settings(tmp_path), [{}, {**GUILTY, "speed": 200, "flags": "b"}])
+    made.run()
+    before = len(made.study.records())
+    bug_reports.isolate(made, 8)
+    records = made.study.records()
+    probes = records[before:]
+    assert 0 < len(probes) <= 8
+    crash = records[before - 1].crash
+    assert crash is not None and {r.start.isolates for r in probes} == {crash.signature}
+    found = bug_reports.smallest(made.study.space, bug_reports.bugs(made.study.space, records)[0])
+    assert found is not None and found.exact and found.choices == GUILTY
+    text = bug_reports.write(made.folder, made.study.space, records, {"engine": "1"})[0].read_text()
+    assert "| fault | exit | none |" in text and "| speed |" not in text and "RuntimeError" in text
+
+
+def test_without_launches_the_report_says_that_a_choice_may_be_innocent(tmp_path: pathlib.Path) -> None:
+    made = tuner(make_settings(tmp_path), [{}, {**GUILTY, "speed": 200}])
+    made.run()
+    bug_reports.isolate(made, 0)
+    records = made.study.records()
+    text = bug_reports.write(made.folder, made.study.space, records, {})[0].read_text()
+    assert "may be innocent" in text and "| speed | 200 | 100 |" in text and "1 crashed, 0 worked" in text
+    assert len(made.study.records()) == len(records) == 3
+
+
+def study(folder: pathlib.Path, choices: dict[str, list[Any]], *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(**command(folder, choices, *overrides), capture_output=True, timeout=200)
+
+
+@pytest.mark.slow
+def test_a_study_where_everything_crashes_ends_with_3_and_a_bug_report(tmp_path: pathlib.Path) -> None:
+    done = study(tmp_path, {"fault": ["exit"], "at": ["load", "graph-capture"]})
+    assert done.returncode == 3, done.stderr
+    assert "Traceback" not in done.stderr and "Crashes by signature" in done.stdout
+    reports = sorted((tmp_path / "outputs" / "t" / "bugs").glob("*.md"))
+    assert reports and all(str(p) in done.stdout.replace("\n", "") for p in reports)
+    assert "## Reproduce" in reports[0].read_text() and "standin.py" in reports[0].read_text()
+
+
+@pytest.mark.slow
+def test_a_study_whose_baseline_is_the_best_says_so(tmp_path: pathlib.Path) -> None:
+    done = study(tmp_path, {"fault": ["none"], "at": ["serving"], "speed": [200, 20], "flags": ["a"],
+                            "concurrency": [4]}, "study.min_gain=0.05")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "the baseline is already the best" in said and "launch.sh" in said
+
+
+@pytest.mark.slow
+def test_a_choice_that_cannot_run_here_is_never_launched_and_the_report_says_why(tmp_path: pathlib.Path) -> None:
+    done = study(tmp_path, {"fault": ["none"], "at": ["serving"], "speed": [200], "flags": ["a", "b"],
+                            "concurrency": [4]}, "study.launches=4", "study.confirm.finalists=0",
+                 "engine.version.use=2.0",
+                 "++engine.params.flags={choices: {a: {args: [--flags, a]}, "
+                 "b: [{versions: '>=3', args: [--flags, b]}]}}")
+    assert done.returncode == 0, done.stderr + done.stdout
+    because = "engine standin cannot express flags=b in version 2.0"
+    assert "launch 2" not in done.stdout and "CRASH" not in done.stdout
+    report = (tmp_path / "outputs/t/report.md").read_text()
+    assert because in " ".join(report.split()), report
+    done = subprocess.run(**command(tmp_path, {}, verb="report"), capture_output=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert because in " ".join((tmp_path / "outputs/t/report.md").read_text().split())

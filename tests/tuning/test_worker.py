@@ -8,7 +8,6 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -17,14 +16,15 @@ import pytest
 
 from autotune.config.identity import devices
 from autotune.engine.gpus import Gpu
+from autotune.engine.orphans import start_time
 from autotune.executors.topology import locked
 from autotune.records import AutotuneError, Blame, config_key
 from autotune.storage.database import sqlite_url
-from autotune.storage.locks import StudyLock
-from autotune.storage.study import TABLES, Study
+from autotune.storage.study import Study
 from autotune.storage.trial import TrialRecord
-from tests.storage.test_study import SPACE, open_study
-from tests.tuning.test_loop import ROOT, command, make_settings, tuner
+from autotune.tuning.worker import share_references
+from tests.storage.test_study import open_study
+from tests.tuning.test_loop import command, make_settings, tuner
 
 
 def workers(folder: pathlib.Path, count: int, *overrides: str, choices: dict[str, list[Any]] | None = None,
@@ -115,13 +115,6 @@ def test_hosts_of_one_kind_have_as_many_gpus_of_one_model() -> None:
     assert devices([one, two], "cpu") == ["2 x NVIDIA H200"] and devices([], "cpu x2") == ["cpu x2"]
 
 
-def test_a_study_that_lists_each_gpu_can_be_resumed(tmp_path: pathlib.Path) -> None:
-    open_study(tmp_path, devices=["NVIDIA H200 0a1b2c3d", "NVIDIA H200 ffffffff"])
-    open_study(tmp_path, devices=["2 x NVIDIA H200"])
-    with pytest.raises(Exception, match="devices was"):
-        open_study(tmp_path, devices=["4 x NVIDIA H200"])
-
-
 def test_two_workers_of_a_study_never_measure_on_the_same_gpu(tmp_path: pathlib.Path) -> None:
     one, two = (Gpu(f"GPU-{tmp_path}-{n}", "NVIDIA H200", 139) for n in (1, 2))
     with locked([one]):
@@ -133,87 +126,7 @@ def test_two_workers_of_a_study_never_measure_on_the_same_gpu(tmp_path: pathlib.
         pass
 
 
-def test_the_study_lock_is_exclusive_and_released_by_a_dead_holder(tmp_path: pathlib.Path) -> None:
-    url = sqlite_url(tmp_path)
-    program = ("import sys, time\nfrom autotune.storage.locks import StudyLock\n"
-               "with StudyLock(sys.argv[1], 'topic').held(), StudyLock(sys.argv[1], 'topic')._mutex:\n"
-               "    print('mine', flush=True)\n    time.sleep(600)\n")
-    holder = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True,
-                              env={**os.environ, "PYTHONPATH": ROOT})
-    assert holder.stdout is not None and holder.stdout.readline() == "mine\n"
-    with pytest.raises(AutotuneError, match="waiting for the study lock"), StudyLock(url, "topic", wait_s=0.3).held():
-        pass
-    holder.kill()
-    holder.wait()
-    lock = StudyLock(url, "topic", wait_s=5)
-    with lock.held(), lock.held():  # a turn within a turn is the same turn
-        pass
-
-
-def test_a_reader_waits_while_a_worker_creates_the_tables(tmp_path: pathlib.Path) -> None:
-    url, said = sqlite_url(tmp_path), list[str]()
-
-    def read() -> None:
-        try:
-            Study.open(url, "s", SPACE, {}, create=False)
-        except AutotuneError as error:
-            said.append(str(error))
-
-    reader = threading.Thread(target=read)
-    with StudyLock(url, TABLES).held():
-        reader.start()
-        reader.join(1.0)
-        assert reader.is_alive() and not (tmp_path / "study.db").exists()
-    reader.join(60)
-    assert len(said) == 1 and "there is no study s yet" in said[0]
-
-
-def test_the_study_lock_excludes_threads_of_one_process(tmp_path: pathlib.Path) -> None:
-    lock, inside, most = StudyLock(sqlite_url(tmp_path), "topic"), [0], [0]
-
-    def work() -> None:
-        for _ in range(20):
-            with lock.held():
-                inside[0] += 1
-                most[0] = max(most[0], inside[0])
-                time.sleep(0.001)
-                inside[0] -= 1
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1]
-
-
-def test_the_outcome_of_a_trial_marked_fail_meanwhile_is_dropped(tmp_path: pathlib.Path) -> None:
-    from tests.storage.test_study import CRASH
-
-    study = open_study(tmp_path)
-    trial = study.ask(SPACE.baseline, launch=1)
-    assert open_study(tmp_path).fail(trial, "another worker took its owner to be dead")
-    assert study.tell(trial, CRASH, None, cost_s=1, launch_s=1) is False
-    assert [r.state for r in study.records()] == ["FAIL"] and not study.records()[0].crashed
-
-
-def test_a_worker_of_another_host_without_heartbeat_is_dead(tmp_path: pathlib.Path) -> None:
-    elsewhere = open_study(tmp_path)
-    elsewhere.owner = "other-host/1|boot|1|1"
-    elsewhere.ask(SPACE.baseline, launch=1)
-    study = Study.open(sqlite_url(tmp_path), "s", SPACE, {}, lost_after_s=2)
-    assert study.fail_stale_trials() == []
-    with elsewhere._running._lock:
-        elsewhere._running._beating.clear()  # its host lost its power
-    deadline = time.monotonic() + 20
-    while not (dead := study.fail_stale_trials()) and time.monotonic() < deadline:
-        time.sleep(0.3)
-    assert dead == [0] and study.records()[0].state == "FAIL"
-
-
 def test_the_baselines_outputs_reach_every_host(tmp_path: pathlib.Path) -> None:
-    from autotune.tuning.worker import share_references
-
     study = open_study(tmp_path)
     here, there = tmp_path / "here.json", tmp_path / "there.json"
     share_references(study, there)
@@ -281,13 +194,7 @@ def test_the_strategy_knows_the_load_part_that_others_measure(tmp_path: pathlib.
 
 
 def open_other(made: Any) -> Study:
-    """A second worker's view of a tuner's study."""
+    """The study of a tuner as another worker opened it, which is this process's parent."""
     study = Study.open(sqlite_url(made.folder), "t", made.study.space, {"space_digest": made.study.space.digest})
-    study.owner = study.owner.rsplit("|", 2)[0] + f"|{os.getppid()}|{parent_start()}"
+    study.owner = study.owner.rsplit("|", 2)[0] + f"|{os.getppid()}|{start_time(os.getppid())}"
     return study
-
-
-def parent_start() -> str:
-    from autotune.engine.orphans import start_time
-
-    return str(start_time(os.getppid()))

@@ -100,7 +100,7 @@ def test_what_is_no_file_is_no_text_no_space_and_no_record(tmp_path: pathlib.Pat
         KINDS[kind](path)
     with pytest.raises(OSError):
         read_plain(tmp_path / "x")
-    assert end_orphans(tmp_path) == [] and "odd" not in space_files([str(spaces)])
+    assert end_orphans(tmp_path) == {} and "odd" not in space_files([str(spaces)])
     with pytest.raises(AutotuneError, match="pivots.jsonl cannot be read .*: remove it"):
         read_pivots(tmp_path)
     gate = Gate(tmp_path / "agreement.json", AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0), BUILTIN)

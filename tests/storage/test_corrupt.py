@@ -1,7 +1,8 @@
-"""A study's database that somebody edited, or another tool wrote to: every reader says in one line what is wrong."""
+"""A corrupt study, edited by hand or by another tool: every reader says in one line what is wrong."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -21,8 +22,8 @@ from autotune.report.dashboard import note, plots, study_note
 from autotune.report.render import content_of, html, markdown
 from autotune.report.story import read
 from autotune.report.terminal import as_data, print_comparison, print_summary
-from autotune.storage.schema import REMEDY
-from autotune.storage.trial import LaunchFacts
+from autotune.storage.schema import REMEDY, read_pivots
+from autotune.storage.trial import LaunchFacts, Result
 from autotune.tuning import bug_reports, confirm, matrix
 from autotune.tuning.worker import observation_of
 from tests.report.studies import Made, baseline
@@ -67,46 +68,47 @@ def side_by_side(made: Made) -> None:
     print_comparison(found, io.StringIO())
 
 
-def export_it(made: Made) -> None:
+def ship(made: Made) -> None:
+    records = open_study(made.settings, create=False).records()
+    matrix.chosen("best", made.settings.space, records)
     export(made.settings, open_study(made.settings, create=False))
 
 
-def best(made: Made) -> None:
-    matrix.chosen("best", made.settings.space, open_study(made.settings, create=False).records())
-
-
-def begin_with_it(made: Made) -> None:
+def warm_start(made: Made) -> None:
     make_strategy(dataclasses.replace(
         made.settings, study=dataclasses.replace(made.settings.study, warm_start=[str(made.settings.folder)])))
 
 
-READERS: list[Callable[[Made], Any]] = [resume, report, side_by_side, export_it, best, begin_with_it]
+READERS: list[Callable[[Made], Any]] = [resume, report, side_by_side, ship, warm_start]
+
+
+def sql(made: Made, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Run a statement on the study's database; it must find a row."""
+    with contextlib.closing(sqlite3.connect(made.settings.folder / "study.db")) as db, db:
+        done = db.execute(statement, values)
+        rows = done.fetchall()
+        assert rows or done.rowcount > 0
+    return rows
 
 
 def edit(made: Made, kind: str, key: str, value: Any, number: int = 0) -> None:
-    """Sets an attribute of the study or of one of its trials; `...` removes it."""
+    """Set an attribute of the study or a trial, or a path in a trial's attribute `outcome`; `...` removes it."""
+    if kind == "outcome":
+        ((stored,),) = sql(made, "select value_json from trial_user_attributes where key='outcome' and trial_id=?",
+                           number + 1)
+        whole = at = json.loads(stored)
+        *parents, last = key.split(".")
+        for name in parents:
+            at = at.setdefault(name, {})
+        at[last] = value
+        if value is ...:
+            del at[last]
+        kind, key, value = "trial", "outcome", whole
     owner, of = ("trial_id", number + 1) if kind == "trial" else ("study_id", 1)
-    table = f"{kind}_user_attributes"
-    with sqlite3.connect(made.settings.folder / "study.db") as db:
-        db.execute(f"delete from {table} where key=? and {owner}=?", (key, of))
-        if value is not ...:
-            db.execute(f"insert into {table} ({owner}, key, value_json) values (?, ?, ?)", (of, key, json.dumps(value)))
-
-
-def changed(made: Made, path: str, value: Any, number: int = 0) -> Any:
-    """The attribute `outcome` of a trial with the value at `path` set, or removed by `...`."""
-    with sqlite3.connect(made.settings.folder / "study.db") as db:
-        (text,) = db.execute("select value_json from trial_user_attributes where key='outcome' and trial_id=?",
-                             (number + 1,)).fetchone()
-    whole = json.loads(text)
-    *parents, last = path.split(".")
-    at = whole
-    for name in parents:
-        at = at.setdefault(name, {})
-    at[last] = value
+    sql(made, f"insert or replace into {kind}_user_attributes ({owner}, key, value_json) values (?, ?, ?)", of, key,
+        json.dumps(None if value is ... else value))
     if value is ...:
-        del at[last]
-    return whole
+        sql(made, f"delete from {kind}_user_attributes where key=? and {owner}=?", key, of)
 
 
 @pytest.mark.parametrize(("kind", "key", "value", "problem"), [
@@ -128,36 +130,32 @@ def changed(made: Made, path: str, value: Any, number: int = 0) -> Any:
     ("study", "unavailable", [{"when": 5, "because": "b"}], r"unavailable\[0\].when must be a mapping"),
     ("study", "confirmation", {"finalists": {"0": {"gain": 1}}}, r"finalists\[...\].verdict is missing"),
     ("study", "provenance", {"gpu": 8}, "provenance.gpu must be a list, got 8"),
-    ("study", "stop", [], r"study local: stop must be a mapping, got \[\]")])
+    ("study", "stop", [], r"study local: stop must be a mapping, got \[\]"),
+    *(("sql", change, None, "") for change in (
+        "update trial_user_attributes set value_json='{not json'", "update trial_params set distribution_json='{}'",
+        "update trial_values set value_type='INF_POS'", "update trials set number='x' where trial_id=2",
+        "update study_user_attributes set value_json='5'", "update study_user_attributes set value_json='{'"))])
 def test_a_corrupt_value_is_one_line_that_names_it(small: Made, kind: str, key: str, value: Any, problem: str) -> None:
-    if kind == "outcome":
-        edit(small, "trial", "outcome", changed(small, key, value))
-        problem = f"trial 0: outcome: {problem}"
-    else:
-        edit(small, kind, key, value)
-    for reader in (resume, report, export_it):
-        with pytest.raises(AutotuneError, match=f"corrupt study database: .*{problem}.*{REMEDY}") as error:
+    sql(small, key) if kind == "sql" else edit(small, kind, key, value)
+    problem = f"trial 0: outcome: {problem}" if kind == "outcome" else problem
+    for reader in (resume, report, ship):
+        with pytest.raises(AutotuneError, match=f"corrupt.*{problem}.*{REMEDY}") as error:
             reader(small)
         assert error.value.exit_code == 1 and "\n" not in str(error.value)
-
-
-PATHS = ["cost_s", "launch_s", "same_as", "score", "launch", "outcome", *(f"score.{name}" for name in (
-    "value", "ratios", "reasons")), *(f"launch.{name}" for name in LaunchFacts.__struct_fields__),
-    *(f"outcome.{name}" for name in ("type", *Measurement.__struct_fields__, *Crash.__struct_fields__))]
 
 
 def test_whatever_stands_in_a_study_every_reader_copes_or_says_one_line(small: Made) -> None:
     rng, whole = random.Random(11), (small.settings.folder / "study.db").read_bytes()
     keys = {"trial": ["owner", "launch_id", "confirm", "confirm_after", "outcome", "feasible"],
+            "outcome": [*Result.__struct_fields__, *(f"score.{name}" for name in ("value", "ratios", "reasons")),
+                        *(f"launch.{name}" for name in LaunchFacts.__struct_fields__), *(f"outcome.{name}" for name in (
+                            "type", *Measurement.__struct_fields__, *Crash.__struct_fields__))],
             "study": [*small.study.attrs(), "confirmation", "confirmation_plan", "stop", "neighbours", "unavailable",
                       "barred", "warm_start"]}
     for _ in range(24):
         (small.settings.folder / "study.db").write_bytes(whole)
-        kind, value = rng.choice(["outcome", "trial", "study"]), rng.choice([*ODD, ...])
-        if kind == "outcome":
-            edit(small, "trial", "outcome", changed(small, rng.choice(PATHS), value if value is not ... else None))
-        else:
-            edit(small, kind, rng.choice(keys[kind]), value)
+        kind = rng.choice(sorted(keys))
+        edit(small, kind, rng.choice(keys[kind]), rng.choice(ODD))
         for reader in rng.sample(READERS, 3):
             try:
                 reader(small)
@@ -167,7 +165,7 @@ def test_whatever_stands_in_a_study_every_reader_copes_or_says_one_line(small: M
 
 def test_no_text_of_a_study_moves_the_cursor_of_a_terminal(small: Made) -> None:
     for number in (record.number for record in small.study.records() if record.measurement is not None):
-        edit(small, "trial", "outcome", changed(small, "outcome.energy.source", "\x1b]0;owned\x07", number), number)
+        edit(small, "outcome", "outcome.energy.source", "\x1b]0;owned\x07", number)
     edit(small, "study", "stop", {"kind": "gain", "reason": "\x1b[2J"})
     assert "\x1b" not in report(small) and "owned" in report(small)
 
@@ -190,14 +188,12 @@ def test_trials_that_another_tool_only_asked_for_or_failed_change_nothing(small:
 
 
 def test_a_choice_that_the_space_does_not_have_goes_to_no_command_line(small: Made) -> None:
-    with sqlite3.connect(small.settings.folder / "study.db") as db:
-        (told,) = db.execute("select distribution_json from trial_params where trial_id=1 and param_name='tp'"
-                             ).fetchone()
-        kind = json.loads(told)
-        kind["attributes"]["choices"] = ["--trust-remote-code", *kind["attributes"]["choices"][1:]]
-        db.execute("update trial_params set distribution_json=?, param_value=0 where trial_id=1 and param_name='tp'",
-                   (json.dumps(kind),))
-    for reader in (resume, report, export_it, best):
+    ((stored,),) = sql(small, "select distribution_json from trial_params where trial_id=1 and param_name='tp'")
+    kind = json.loads(stored)
+    kind["attributes"]["choices"] = ["--trust-remote-code", *kind["attributes"]["choices"][1:]]
+    sql(small, "update trial_params set distribution_json=?, param_value=0 where trial_id=1 and param_name='tp'",
+        json.dumps(kind))
+    for reader in (resume, report, ship):
         with pytest.raises(AutotuneError, match="trial 0: .*tp='--trust-remote-code' is not a choice.*Restore"):
             reader(small)
 
@@ -205,8 +201,7 @@ def test_a_choice_that_the_space_does_not_have_goes_to_no_command_line(small: Ma
 @pytest.mark.parametrize("change", [
     "delete from trials where trial_id=3", "update trials set number=99 where trial_id=2"])
 def test_a_study_from_which_a_trial_was_removed_does_not_go_on(small: Made, change: str) -> None:
-    with sqlite3.connect(small.settings.folder / "study.db") as db:
-        assert db.execute(change).rowcount == 1
+    sql(small, change)
     with pytest.raises(AutotuneError, match=r"trial [12] is missing.*Restore a backup"):
         resume(small)
     report(small)
@@ -215,11 +210,10 @@ def test_a_study_from_which_a_trial_was_removed_does_not_go_on(small: Made, chan
 @pytest.mark.parametrize(("value", "error"), [
     (1e299, 0.1), (1e-299, 0.1), (2.0, 1e299), (-1e299, 1e-299), (0.0, 800.0)])
 def test_figures_of_any_size_are_told(small: Made, value: float, error: float) -> None:
-    with sqlite3.connect(small.settings.folder / "study.db") as db:
-        db.execute("update trial_values set value=? where trial_id in (2, 4)", (value,))
+    sql(small, "update trial_values set value=? where trial_id in (2, 4)", value)
     for number in (0, 1, 3):
-        edit(small, "trial", "outcome", changed(small, "outcome.relative_error", error, number), number)
-        edit(small, "trial", "outcome", changed(small, "outcome.energy.joules", value, number), number)
+        edit(small, "outcome", "outcome.relative_error", error, number)
+        edit(small, "outcome", "outcome.energy.joules", value, number)
     for reader in READERS:
         try:
             reader(small)
@@ -233,24 +227,30 @@ def test_a_plan_of_confirmation_is_of_choices_of_the_space(small: Made) -> None:
 
 
 def test_a_past_study_with_odd_attributes_is_named_before_anything_begins(small: Made) -> None:
-    edit(small, "trial", "outcome", changed(small, "cost_s", []))
+    edit(small, "outcome", "cost_s", [])
     with pytest.raises(UsageError, match="study.warm_start: .*local: .*trial 0: outcome: cost_s must be a finite"):
-        begin_with_it(small)
+        warm_start(small)
 
 
-def test_a_pivot_that_is_none_is_left_out(small: Made) -> None:
+def test_torn_and_odd_lines_of_pivots_are_left_out(small: Made) -> None:
+    pivot = {"action": "close", "region": {"nvls": [True]}, "reason": "faults", "trials": [0], "reopens_when": "serves",
+             "after_launches": 1, "launches_saved": 4, "belief": 0.97}
     (small.settings.folder / "pivots.jsonl").write_text("\n".join([
+        '{"action": "clo', json.dumps(pivot), "5", "[]", "[" * 100_000, '\udcff"reason', json.dumps(pivot),
         '{"action": "close", "region": 5}', '{"action": "close", "region": {"nvls": [null]}}', '{"trials": "x"}',
         '{"belief": "high", "action": "close", "region": {}}', '{"action": [], "region": {}}',
-        '{"after_launches": 1e400}']))
+        '{"after_launches": 1e400}', '{"a']), errors="surrogateescape")
+    assert read_pivots(small.settings.folder) == [pivot, pivot]
     report(small)
 
 
-@pytest.mark.parametrize("row", [
-    {"config": "b", "ctx": "x", "concurrency": 1}, {"config": "b", "ctx": 1}, {"config": 5, "ctx": 1, "concurrency": 1},
-    {"config": "b", "ctx": 1, "concurrency": 1, "watts": [1]}])
-def test_a_row_of_the_matrix_that_is_none_is_named(small: Made, row: dict[str, Any]) -> None:
-    rows = [{"config": "b", "ctx": 1, "concurrency": 1}, row]
-    (small.settings.folder / "matrix.json").write_text(json.dumps(rows))
-    with pytest.raises(AutotuneError, match=r"not a list of rows .*row \[1\].*delete it"):
+@pytest.mark.parametrize(("row", "problem"), [
+    ('{"config": "b", "ctx": "x", "concurrency": 1}', r"is not a list of rows .*row \[1\]"),
+    ('{"config": "b", "ctx": 1}', r"row \[1\]"), ('{"config": 5, "ctx": 1, "concurrency": 1}', r"row \[1\]"),
+    ('{"config": "b", "ctx": 1, "concurrency": 1, "watts": [1]}', r"row \[1\]"), ("2", r"row \[1\]"),
+    ("{", "cannot be read")])
+def test_a_corrupt_matrix_is_named(small: Made, row: str, problem: str) -> None:
+    file = small.settings.folder / "matrix.json"
+    file.write_text(f'[{{"config": "b", "ctx": 1, "concurrency": 1}}, {row}]')
+    with pytest.raises(AutotuneError, match=f"{file} .*{problem}.*: delete it"):
         report(small)
