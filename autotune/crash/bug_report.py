@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 import re
@@ -23,10 +24,8 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Versions of Python, the system and installed packages; imports none of them."""
     found = {"python": platform.python_version(), "system": platform.platform()}
     for package in packages:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -60,10 +59,8 @@ def _title(crash: Crash, redactor: Redactor) -> str:
 def _what(crash: Crash) -> str:
     rows = [("stage", str(crash.stage)), ("category", crash.category), ("blame", str(crash.blame)),
             ("signature", crash.signature)]
-    if crash.exit_status is not None:
-        rows.append(("exit status", str(crash.exit_status)))
-    if crash.after_s is not None:
-        rows.append(("after", f"{crash.after_s:.0f} s"))
+    rows += [("exit status", str(crash.exit_status))] if crash.exit_status is not None else []
+    rows += [("after", f"{crash.after_s:.0f} s")] if crash.after_s is not None else []
     return f"{crash.explanation}\n\n{_table(('what', 'value'), rows)}"
 
 

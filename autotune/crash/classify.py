@@ -11,11 +11,10 @@ import dataclasses
 import functools
 import os
 import pathlib
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from autotune.crash import rules, tracebacks
-from autotune.crash.exit_status import HostEvidence, describe, hang_category, signal_name, signal_of, silent_category
+from autotune.crash.exit_status import HostEvidence, describe, signal_name, signal_of, silent_category
 from autotune.crash.log import Line, Log, clean, read_path
 from autotune.crash.signature import around, signature
 from autotune.crash.tracebacks import Block
@@ -63,37 +62,35 @@ class _Reading:
     detail: str
 
     def __post_init__(self) -> None:
+        self.text = self.table.without_advice(self.log.lower)
         self.blocks = tracebacks.find(self.log.lines)
-        self.stages = Stages(self.log, self.table.without_advice(self.log.lower), self.blocks, self.table.markers,
-                             self.table.frames, self.given)
+        progress = next((stage for stage, pattern in self.table.markers if pattern.search(self.text)), None)
+        if progress is Stage.WARMUP and "application startup complete" in self.text and "vllm" in self.text:
+            progress = Stage.SERVING  # vLLM warms up before this line, SGLang after it
+        self.progress, self.reached = progress, self.given or progress
+        self.stage_at = functools.cache(self._stage_at)
 
     def crash(self) -> Crash:
-        found = self.table.find(self.log, self.blocks, self.stages.at)
+        found = self.table.find(self.log, self.blocks, self.stage_at)
         exception = self._exception()
         if (found is None or found.tier >= rules.SYMPTOM) and self._kernel_killed():
             return self._silent("host_oom_killed")
-        if found is not None and found.tier < rules.ECHO and not self._only_restates(found):
+        restating = ("watchdog_hang", "http_server_error") if self.timed_out else ()
+        if found is not None and found.tier < rules.ECHO and found.rule.category not in restating:
             return self._known(found)
         if self.timed_out:
             return self._silent("hang")
         if exception is not None:
             return self._unclassified(exception)
-        if found is not None and (found.tier == rules.ECHO or self._failed()):
+        failed = self.exit_status is not None or self.detail or self.progress is not Stage.SERVING  # besides the log
+        if found is not None and (found.tier == rules.ECHO or failed):
             return self._known(found)
-        return self._silent(silent_category(self.exit_status, self._reached(), self.evidence, not self.log.lines,
-                                               self.detail))
-
-    def _only_restates(self, found: rules.Found) -> bool:
-        """True if a match only repeats that a launch timed out."""
-        return self.timed_out and found.rule.category in ("watchdog_hang", "http_server_error")
-
-    def _failed(self) -> bool:
-        """True if there is a sign of failure besides the log."""
-        return self.exit_status is not None or bool(self.detail) or self.stages.reached is not Stage.SERVING
+        return self._silent(silent_category(self.exit_status, self.reached, self.evidence, not self.log.lines,
+                                            self.detail))
 
     def _known(self, found: rules.Found) -> Crash:
         """Crash of a rule that matches."""
-        stage = self.stages.at(found.line) or found.rule.stage or Stage.LOAD
+        stage = self.stage_at(found.line) or found.rule.stage or Stage.LOAD
         block = self._block_at(found.line)
         if block is not None and block.at == found.line:
             kind, message, frames = block.type, block.message or block.code, block.frames
@@ -105,20 +102,19 @@ class _Reading:
         name = self._signature(stage, kind, message, frames, found.text)
         return self._crash(found.rule, found.rule.category, stage, name, self._excerpt(found.line, block))
 
-    def _unclassified(self, block: tracebacks.Block) -> Crash:
+    def _unclassified(self, block: Block) -> Crash:
         """Crash of an exception without a rule."""
         rule = self.table.silent["unclassified_exception"]
         at = block.last if block.at is None else block.at
-        stage = self.stages.at(at) or (Stage.LOAD if block.frames else Stage.ARG_PARSE)
-        return self._crash(rule, rule.category, stage,
-                           self._signature(stage, block.type, block.message or block.code, block.frames),
-                           self._excerpt(at, block))
+        stage = self.stage_at(at) or (Stage.LOAD if block.frames else Stage.ARG_PARSE)
+        name = self._signature(stage, block.type, block.message or block.code, block.frames)
+        return self._crash(rule, rule.category, stage, name, self._excerpt(at, block))
 
     def _silent(self, category: str) -> Crash:
         """Crash of a log without an error."""
         rule = self.table.silent.get(category) or next(r for r in self.table.rules if r.category == category)
-        stage = self._reached() or rule.stage or Stage.ARG_PARSE
-        name = hang_category(stage) if category == "hang" else category
+        stage = self.reached or rule.stage or Stage.ARG_PARSE
+        name = f"hang_{stage.value.replace('-', '_')}" if category == "hang" else category
         words = describe(self.exit_status, self.after_s, self.timed_out, stage, self.evidence)
         last = [line.text[:EXCERPT_WIDTH] for line in self.log.lines[-LAST_LINES:]]
         ending = signal_of(self.exit_status)
@@ -136,41 +132,45 @@ class _Reading:
         message = self.table.without_advice(message.lower()).replace("\0", "")
         return signature(stage, kind, around(message, matched), frames)
 
-    def _reached(self) -> Stage | None:
-        return self.given or self.stages.reached
-
     def _kernel_killed(self) -> bool:
         """True if the kernel killed the server for memory: status SIGKILL or unknown, and an out-of-memory kill."""
         sigkill = signal_of(self.exit_status) in (9, None) and self.exit_status != 0
         return self.evidence is not None and self.evidence.oom_killed and sigkill
 
-    def _exception(self) -> tracebacks.Block | None:
+    def _exception(self) -> Block | None:
         """The first exception, with frames if possible, that is no warning and not about another process."""
-        text = self.table.without_advice(self.log.lower)
         own = [b for b in self.blocks if b.at is not None and self.log.lines[b.at].level not in ("info", "warning")
-               and not self.table.only_echoes(self._slice(text, b.at, b.last))]
+               and not self.table.only_echoes(self.log.part(self.text, b.at, b.last + 1))]
         return next((b for b in own if b.frames), own[0] if own else None)
 
-    def _slice(self, text: str, first: int, last: int) -> str:
-        end = self.log.start[last + 1] if last + 1 < len(self.log.lines) else len(text)
-        return text[self.log.start[first]:end]
+    def _stage_at(self, line: int) -> Stage | None:
+        """Stage of a failure: that of its traceback's code, else the progress of the start."""
+        if self.given is not None:
+            return self.given
+        near = [*sorted((b for b in self.blocks if b.first <= line <= b.last), key=lambda b: b.last - b.first),
+                *(b for b in self.blocks if line < b.first <= line + AFTER),  # also chained ones
+                *(b for b in reversed(self.blocks) if line - BEFORE <= b.last < line)]
+        doing = next((stage for block in near if (stage := self._doing(block)) is not None), None)
+        if doing is Stage.SERVING and self.reached is Stage.WARMUP:
+            return Stage.WARMUP  # the first request, by the server itself
+        return doing or self.reached
 
-    def _block_at(self, line: int) -> tracebacks.Block | None:
-        inside = [b for b in self.blocks if b.first <= line <= b.last]
-        return min(inside, key=lambda b: b.last - b.first) if inside else None
+    def _doing(self, block: Block) -> Stage | None:
+        text = "\n".join(f"{file} {function}" for file, function in block.frames).lower()
+        return next((stage for stage, pattern in self.table.frames if pattern.search(text)), None)
 
-    def _excerpt(self, line: int, block: tracebacks.Block | None) -> str:
+    def _block_at(self, line: int) -> Block | None:
+        inside = (b for b in self.blocks if b.first <= line <= b.last)
+        return min(inside, key=lambda b: b.last - b.first, default=None)
+
+    def _excerpt(self, line: int, block: Block | None) -> str:
         """Lines that show the cause: the end of its traceback, or the lines around it."""
         lines = self.log.lines
         if block is not None and block.frames:
             frames = [i for i in range(block.first, (block.at or block.last) + 1)
                       if tracebacks.FRAME.match(lines[i].text)]
             first = frames[-EXCERPT_FRAMES] if len(frames) > EXCERPT_FRAMES else block.first
-            chosen = list(range(first, block.last + 1))
-            if first > block.first:
-                chosen.insert(0, block.first)
-            if line not in chosen:
-                chosen = sorted({*chosen, line})
+            chosen = sorted({block.first, *range(first, block.last + 1), line})
         else:
             chosen = list(range(max(0, line - CONTEXT_LINES), min(len(lines), line + CONTEXT_LINES + 1)))
         if len(chosen) > EXCERPT_LINES:
@@ -184,32 +184,3 @@ def _shown(line: Line) -> str:
     writer = f"[{line.writer}] " if line.writer else ""
     return f"{writer}{text}" + (f"   [{line.repeats} such lines]" if line.repeats > 1 else "")
 
-
-class Stages:
-    """Stages of failures in one log: the traceback's code, else the progress of the start. `given` overrides both."""
-
-    def __init__(self, log: Log, text: str, blocks: Sequence[Block], markers: Sequence[tuple[Stage, re.Pattern[str]]],
-                 frames: Sequence[tuple[Stage, re.Pattern[str]]], given: Stage | None = None) -> None:
-        self.log, self.blocks, self.frames, self.given = log, blocks, frames, given
-        self.reached = next((stage for stage, pattern in markers if pattern.search(text)), None)
-        if self.reached is Stage.WARMUP and "application startup complete" in text and "vllm" in text:
-            self.reached = Stage.SERVING  # vLLM warms up before this line, SGLang after it
-        self.at = functools.cache(self._at)
-
-    def _near(self, line: int) -> Iterator[Block]:
-        """Tracebacks that a line belongs to: around it, after it (also chained ones), before it."""
-        yield from sorted((b for b in self.blocks if b.first <= line <= b.last), key=lambda b: b.last - b.first)
-        yield from (b for b in self.blocks if line < b.first <= line + AFTER)
-        yield from (b for b in reversed(self.blocks) if line - BEFORE <= b.last < line)
-
-    def _at(self, line: int) -> Stage | None:
-        if self.given is not None:
-            return self.given
-        doing = next((stage for stage in map(self._doing, self._near(line)) if stage is not None), None)
-        if doing is Stage.SERVING and self.reached is Stage.WARMUP:
-            return Stage.WARMUP  # the first request, by the server itself
-        return doing or self.reached
-
-    def _doing(self, block: Block) -> Stage | None:
-        text = "\n".join(f"{file} {function}" for file, function in block.frames).lower()
-        return next((stage for stage, pattern in self.frames if pattern.search(text)), None)

@@ -9,13 +9,13 @@ All sources of evidence are optional: counters of the control group and the host
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import re
 import signal
 import time
 from collections.abc import Collection
+from typing import NamedTuple
 
 from autotune.records import Stage
 
@@ -50,26 +50,16 @@ def silent_category(exit_status: int | None, stage: Stage | None, evidence: Host
     if number is not None:
         return BY_SIGNAL.get(number, "killed_by_signal")
     if exit_status is None:
-        if detail:
-            return "server_errors"
-        return "no_output" if empty else "no_failure_found"
+        return "server_errors" if detail else "no_output" if empty else "no_failure_found"
     if exit_status == 0:
         return "silent_exit"
     return "died_under_load" if stage is Stage.SERVING else "exited_without_words"
 
 
-def hang_category(stage: Stage) -> str:
-    """Category of a hang by its stage: hang_load, hang_graph_capture, ..."""
-    return "hang_" + stage.value.replace("-", "_")
-
-
 def describe(exit_status: int | None, after_s: float | None, timed_out: bool, stage: Stage,
              evidence: HostEvidence | None) -> str:
     """One line for the excerpt of a failure without an error in the log."""
-    parts = []
-    number = signal_of(exit_status)
-    if timed_out:
-        parts.append(f"stage {stage} exceeded its time limit")
+    parts, number = [f"stage {stage} exceeded its time limit"] if timed_out else [], signal_of(exit_status)
     if number is not None:
         parts.append(f"ended by {signal_name(number)}")
     elif exit_status is not None:
@@ -90,8 +80,7 @@ KILLED = re.compile(r"Out of memory: Kill(?:ed)? process (\d+)|Memory cgroup out
                     r"|oom-kill:.*pid=(\d+)")
 
 
-@dataclasses.dataclass(frozen=True)
-class HostEvidence:
+class HostEvidence(NamedTuple):
     """Memory facts of the host during a launch; None or empty if unknown.
 
     `oom_kills_group`, `oom_kills_host`: out-of-memory kills in the server's control group and on the host.
@@ -113,13 +102,11 @@ class HostEvidence:
     @property
     def memory_pressure(self) -> bool:
         """True if memory was nearly exhausted."""
-        short = self.available_share is not None and self.available_share < PRESSURE_SHARE
-        full = self.memory_limit_share is not None and self.memory_limit_share > 1 - PRESSURE_SHARE
-        return short or full
+        free = [self.available_share, None if self.memory_limit_share is None else 1 - self.memory_limit_share]
+        return any(share is not None and share < PRESSURE_SHARE for share in free)
 
 
-@dataclasses.dataclass(frozen=True)
-class HostSnapshot:
+class HostSnapshot(NamedTuple):
     """Counters at one moment; `root` holds /proc and /sys."""
 
     at: float
@@ -130,14 +117,18 @@ class HostSnapshot:
     @classmethod
     def take(cls, root: pathlib.Path = pathlib.Path("/")) -> HostSnapshot:
         """Read the counters; unreadable ones are None. Never raises."""
-        return cls(time.time(), _group_kills(root), _number(root / "proc/vmstat", "oom_kill"), root)
+        return cls(time.time(), _number(_group(root) / "memory.events", "oom_kill"),
+                   _number(root / "proc/vmstat", "oom_kill"), root)
 
     def since(self, pids: Collection[int] = ()) -> HostEvidence:
         """Evidence since this snapshot; `pids` are the server's known processes."""
         now = HostSnapshot.take(self.root)
-        return HostEvidence(_grown(self.group, now.group), _grown(self.host, now.host),
-                            _kernel_lines(self.root / "dev/kmsg", self.root, self.at, pids),
-                            _available_share(self.root), _limit_share(self.root))
+        total, available = (_number(self.root / "proc/meminfo", name) for name in ("MemTotal", "MemAvailable"))
+        limit, used = (_read(_group(self.root) / f"memory.{name}").strip() for name in ("max", "current"))
+        return HostEvidence(
+            _grown(self.group, now.group), _grown(self.host, now.host), _kernel_lines(self.root, self.at, pids),
+            available / total if total and available is not None else None,
+            int(used) / int(limit) if limit.isdigit() and used.isdigit() and int(limit) else None)
 
 
 def _grown(before: int | None, now: int | None) -> int | None:
@@ -152,37 +143,21 @@ def _number(path: pathlib.Path, key: str) -> int | None:
     return None
 
 
-def _group(root: pathlib.Path) -> pathlib.Path | None:
-    """Folder of this process's control group (version 2)."""
+def _group(root: pathlib.Path) -> pathlib.Path:
+    """Folder of this process's control group (version 2); one that does not exist without any."""
+    top = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         if line.startswith("0::"):
-            folder = root / "sys/fs/cgroup" / line[3:].strip().lstrip("/")
-            return folder if folder.is_dir() else root / "sys/fs/cgroup"
-    return None
+            folder = top / line[3:].strip().lstrip("/")
+            return folder if folder.is_dir() else top
+    return top / "none"
 
 
-def _group_kills(root: pathlib.Path) -> int | None:
-    folder = _group(root)
-    return None if folder is None else _number(folder / "memory.events", "oom_kill")
-
-
-def _limit_share(root: pathlib.Path) -> float | None:
-    folder = _group(root)
-    limit, used = (_read(folder / f"memory.{name}").strip() for name in ("max", "current")) if folder else ("", "")
-    return int(used) / int(limit) if limit.isdigit() and used.isdigit() and int(limit) else None
-
-
-def _available_share(root: pathlib.Path) -> float | None:
-    total = _number(root / "proc/meminfo", "MemTotal")
-    available = _number(root / "proc/meminfo", "MemAvailable")
-    return available / total if total and available is not None else None
-
-
-def _kernel_lines(kmsg: pathlib.Path, root: pathlib.Path, since: float, pids: Collection[int]) -> tuple[str, ...]:
+def _kernel_lines(root: pathlib.Path, since: float, pids: Collection[int]) -> tuple[str, ...]:
     """Out-of-memory kills in the kernel log after `since` (Unix time); () if unreadable."""
     try:
         booted = time.time() - float(_read(root / "proc/uptime").split()[0])
-        handle = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
+        handle = os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except (OSError, IndexError, ValueError):
         return ()
     lines: list[str] = []

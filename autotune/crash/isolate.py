@@ -13,10 +13,10 @@ choices that crashed crashes.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from autotune.records import Config, Crash, UsageError, Value, config_key
 from autotune.space.space import Space
@@ -25,8 +25,7 @@ SUSPECT_WEIGHT = 4.0  # weight of a suspect relative to another parameter, for t
 Probe = Generator[dict[str, Value], bool | None, bool | None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Isolated:
+class Isolated(NamedTuple):
     """Result of an isolation.
 
     `choices` of the crashing configuration suffice to crash `config`, otherwise the working one; `instead` holds the
@@ -61,16 +60,15 @@ class Isolation:
             raise UsageError("failure isolation needs a crashing and a working configuration that differ")
         self.seen: list[tuple[frozenset[str], bool]] = [(self._guilty(crashing), False), (self._guilty(working), True)]
         pair = {config_key(self.crashing), config_key(self.working)}
-        for key, passed in (known or {}).items():
-            if key not in pair:
-                self.seen.append((self._guilty(json.loads(key)), passed))
+        self.seen += [(self._guilty(json.loads(key)), passed) for key, passed in (known or {}).items()
+                      if key not in pair]
         self.launches = 0
         self.undecided: set[str] = set()
         self.result: Isolated | None = None
         self._order = self._suspicion(suspects)
         self._weight = {n: SUSPECT_WEIGHT if n in suspects else 1.0 for n in self.differing}
         self._steps = self._search()
-        self._probe: dict[str, Value] | None = self._advance(None, first=True)
+        self._probe: dict[str, Value] | None = self._advance(None)
 
     def next_probe(self) -> dict[str, Value] | None:
         """The configuration to launch now, the same until `tell`; None when the isolation is complete."""
@@ -100,21 +98,19 @@ class Isolation:
             mixed[name] = source.get(name, other.get(name, neutral))
         return mixed
 
-    def _advance(self, passed: bool | None, first: bool = False) -> dict[str, Value] | None:
+    def _advance(self, passed: bool | None) -> dict[str, Value] | None:
         try:
-            return next(self._steps) if first else self._steps.send(passed)
+            return self._steps.send(passed)
         except StopIteration as end:
             self.result = end.value
             return None
 
     def _search(self) -> Generator[dict[str, Value], bool | None, Isolated]:
-        found: list[str] = []
-        rest, exact = self._order, True
+        found, rest, exact = list[str](), self._order, True
         while rest:
             if found and (yield from self._works(found)) is False:
                 break
-            low, high = 0, len(rest)  # found + rest[:low] works, found + rest[:high] crashes
-            skipped: set[int] = set()
+            low, high, skipped = 0, len(rest), set[int]()  # found + rest[:low] works, found + rest[:high] crashes
             while middle := self._cut(rest, low, high, skipped):
                 worked = yield from self._works([*found, *rest[:middle]])
                 if worked is None:
@@ -183,6 +179,5 @@ def suspects(crash: Crash, flags: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _same(a: Config, b: Config, name: str) -> bool:
     """True if both have the same value (True is not 1) or both lack it."""
-    if (name in a) != (name in b):
-        return False
-    return name not in a or (a[name] == b[name] and isinstance(a[name], bool) == isinstance(b[name], bool))
+    left, right = a.get(name), b.get(name)
+    return (name in a) == (name in b) and left == right and isinstance(left, bool) == isinstance(right, bool)

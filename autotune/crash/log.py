@@ -3,17 +3,15 @@
     log = clean(read_path(path))
     log.lines[i].text        # without time, level, rank and process prefixes
     log.lines[i].writer      # "TP3", "rank3", "Worker_TP1", or "" if unknown
-
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
+import itertools
 import pathlib
 import re
-from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 HEAD = 1 << 20
 TAIL = 3 << 20
@@ -60,8 +58,7 @@ LEVELS = {"E": "error", "F": "error", "W": "warning", "I": "info", "D": "info", 
           "FATAL": "error", "WARNING": "warning", "WARN": "warning", "INFO": "info", "DEBUG": "info"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One cleaned line without its prefix; `level` is error, warning, info or "" if unknown."""
 
     text: str
@@ -71,8 +68,7 @@ class Line:
     repeats: int = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Log:
+class Log(NamedTuple):
     """Cleaned lines, and their lower-case text for searching; line i begins at `start[i]`."""
 
     lines: tuple[Line, ...]
@@ -81,11 +77,12 @@ class Log:
 
     @classmethod
     def of(cls, lines: list[Line]) -> Log:
-        starts, at = [], 0
-        for line in lines:
-            starts.append(at)
-            at += len(line.text) + 1
-        return cls(tuple(lines), "\n".join(_lower(line.text) for line in lines), tuple(starts))
+        starts = itertools.accumulate((len(line.text) + 1 for line in lines[:-1]), initial=0)
+        return cls(tuple(lines), "\n".join(_lower(line.text) for line in lines), tuple(starts) if lines else ())
+
+    def part(self, text: str, first: int, last: int) -> str:
+        """Lines first..last-1 of `text`, which has the same lines."""
+        return text[self.start[first]:self.start[last] if last < len(self.lines) else len(text)]
 
 
 def read_path(path: pathlib.Path) -> bytes:
@@ -96,11 +93,10 @@ def read_path(path: pathlib.Path) -> bytes:
 
 def read_stream(file: BinaryIO, size: int | None = None) -> bytes:
     """Head, surroundings of exceptions, and tail of a stream in bounded memory; `size` (bytes) allows skipping."""
-    head = _exactly(file, HEAD)
+    head = file.read(HEAD)
     if size is not None and size > HEAD + BACK + TAIL:
         file.seek(size - BACK - TAIL)
-    scan, tail = _Scan(), collections.deque[bytes]()
-    held = 0
+    scan, tail, held = _Scan(), collections.deque[bytes](), 0
     while chunk := file.read(CHUNK):
         tail.append(chunk)
         held += len(chunk)
@@ -114,7 +110,9 @@ def read_stream(file: BinaryIO, size: int | None = None) -> bytes:
 
 def clean(data: bytes | str) -> Log:
     """Cleaned log; undecodable bytes become replacement characters, repeated lines are counted once."""
-    text = _decode(data) if isinstance(data, bytes) else data
+    if isinstance(data, bytes):
+        data = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace")
+    text = data
     if len(text) > HEAD + 2 * TAIL:
         text = text[:HEAD] + f"\n{GAP}\n" + text[-2 * TAIL:]
     if "\x1b" in text or "[0m" in text:
@@ -124,13 +122,6 @@ def clean(data: bytes | str) -> Log:
         text = PROGRESS.sub(r"\1\n", text)  # what follows a progress bar on its line is a line of its own
     text = CONTROL.sub("", text)
     return Log.of([_line(raw, repeats) for raw, repeats in _reduced(text.split("\n"))])
-
-
-def _exactly(file: BinaryIO, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count and (part := file.read(count - len(parts))):
-        parts += part
-    return bytes(parts)
 
 
 class _Scan:
@@ -164,13 +155,7 @@ class _Scan:
             self.last.append(window)
 
 
-def _decode(data: bytes) -> str:
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return data.decode("utf-16", "replace")
-    return data.decode("utf-8", "replace")
-
-
-def _reduced(lines: list[str]) -> Iterator[tuple[str, int]]:
+def _reduced(lines: list[str]) -> list[tuple[str, int]]:
     """(line, repeats); runs of lines that differ in numbers only are folded, copies in a very long log dropped."""
     seen: dict[str, int] = {}
     kept: list[tuple[str, int]] = []
@@ -184,16 +169,15 @@ def _reduced(lines: list[str]) -> Iterator[tuple[str, int]]:
             kept[-1] = (kept[-1][0], kept[-1][1] + 1)
             continue
         seen[key] = seen.get(key, 0) + 1
-        last_key = key
-        if many and seen[key] > KEPT_COPIES and index < len(lines) - LAST_LINES:
-            last_key = ""
-            continue
-        kept.append((raw, 1))
+        copy = many and seen[key] > KEPT_COPIES and index < len(lines) - LAST_LINES
+        last_key = "" if copy else key
+        if not copy:
+            kept.append((raw, 1))
     total = sum(min(len(raw), MAX_CHARS) for raw, _ in kept)
     most = min(MAX_LINES, len(kept) * MAX_TEXT // max(1, total))
     if len(kept) > most:
         kept = kept[:most // 3] + [(GAP, 1)] + kept[-2 * most // 3:]
-    yield from kept
+    return kept
 
 
 def _line(raw: str, repeats: int) -> Line:

@@ -11,12 +11,11 @@ lines only. Advice and fall-backs never count.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import functools
 import importlib.resources
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.crash.log import Log
 from autotune.crash.tracebacks import Block
@@ -28,12 +27,9 @@ BEFORE, AFTER = 60, 30  # lines around a match that `near` and `unless` search
 MATCHES = 40  # most matches of one pattern
 LAST_LINES = 15  # distance from the end within which a warning may explain a failure
 STATES_ERROR = re.compile(r"\b(?:error|exception|fatal|fail(?:ed|ure)?|assert\w*|abort\w*|panic)\b|error:", re.I)
-KEYS = {"category", "tier", "strict", "any", "within", "near", "unless", "stages", "stage", "blame", "blame_by_stage",
-        "explanation", "next_step"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """One entry of the table. `stage` applies if the log implies none."""
 
     category: str
@@ -54,8 +50,7 @@ class Rule:
         return self.blame_by_stage.get(stage, self.blame)
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A matching rule; `line` is the first match of its best pattern."""
 
     rule: Rule
@@ -64,8 +59,7 @@ class Found:
     text: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     rules: tuple[Rule, ...]
     silent: Mapping[str, Rule]  # entries without patterns, by category: failures without an error in the log
     advice: tuple[re.Pattern[str], ...]
@@ -77,25 +71,18 @@ class Table:
         """The rule that explains the log; `stage_at(line)` gives the stage that the log implies at a line."""
         text = self.without_advice(log.lower)
         errors = _errors(log, blocks)
-        best: tuple[int, int, int] | None = None
-        chosen: Found | None = None
-        for order, rule in enumerate(self.rules):
-            if best is not None and rule.tier > best[0]:
-                continue
-            hits = list(self._hits(rule, log, text, blocks, errors, stage_at))
-            if not hits:
-                continue
-            tier = min(hit.tier for hit in hits)
-            first = min(hit.line for hit in hits if hit.tier == tier)
-            if best is None or (tier, first, order) < best:
-                best = (tier, first, order)
-                chosen = next(hit for hit in hits if hit.tier == tier)  # patterns are ordered, the most specific first
+        best, chosen = (ASIDE, len(log.lines)), None
+        for rule in self.rules:
+            if rule.tier <= best[0] and (hits := list(self._hits(rule, log, text, blocks, errors, stage_at))):
+                first = min((hit.tier, hit.line) for hit in hits)
+                if first < best:
+                    best = first  # patterns are ordered, the most specific first
+                    chosen = next(hit for hit in hits if hit.tier == first[0])
         return chosen
 
     def only_echoes(self, text: str) -> bool:
         """True if a text only reports the end of another process."""
-        echoes = (pattern for rule in self.rules if rule.tier == ECHO for pattern in rule.patterns)
-        return any(pattern.search(text) for pattern in echoes)
+        return any(pattern.search(text) for rule in self.rules if rule.tier == ECHO for pattern in rule.patterns)
 
     def without_advice(self, text: str) -> str:
         """`text` with advice blanked out at the same length: advice names causes that did not happen."""
@@ -128,16 +115,11 @@ def _fits(rule: Rule, log: Log, text: str, line: int, blocks: Sequence[Block]) -
     inside = [block for block in blocks if block.first <= line <= block.last]
     for block in inside:
         first, last = min(first, block.first), max(last, block.last + 1)
-    around = _part(log, text, first, last)
+    around = log.part(text, first, last)
     if not all(p.search(around) for p in rule.near) or any(p.search(around) for p in rule.unless):
         return False
-    whole = "".join(_part(log, text, block.first, block.last + 1) for block in inside)
+    whole = "".join(log.part(text, block.first, block.last + 1) for block in inside)
     return all(p.search(whole) for p in rule.within)
-
-
-def _part(log: Log, text: str, first: int, last: int) -> str:
-    """Lines first..last-1 of the text."""
-    return text[log.start[first]:log.start[last] if last < len(log.lines) else len(text)]
 
 
 def _errors(log: Log, blocks: Sequence[Block]) -> frozenset[int]:
@@ -193,15 +175,13 @@ def _stage_patterns(entries: Sequence[Mapping[str, Any]]) -> tuple[tuple[Stage, 
 
 
 def _rule(entry: Mapping[str, Any], first_of: Mapping[str, Rule], words: Mapping[str, str]) -> Rule:
-    unknown = set(entry) - KEYS
-    if unknown:
+    if unknown := set(entry) - ({*Rule._fields, "any"} - {"patterns"}):
         raise ValueError(f"unknown key {', '.join(sorted(unknown))}")
-    known_entry = first_of.get(entry["category"])
-    explanation = entry.get("explanation") or (known_entry.explanation if known_entry else "")
-    next_step = entry.get("next_step") or (known_entry.next_step if known_entry else "")
+    first = first_of.get(entry["category"])
+    explanation = entry.get("explanation") or (first.explanation if first else "")
+    next_step = entry.get("next_step") or (first.next_step if first else "")
     if not explanation or not next_step:
         raise ValueError("explanation and next_step are needed in the first entry of a category")
-    stages = frozenset(Stage.parse(s) for s in entry.get("stages", ()))
 
     def patterns(key: str) -> tuple[re.Pattern[str], ...]:
         return tuple(compiled(pattern, words) for pattern in entry.get(key, ()))
@@ -209,7 +189,8 @@ def _rule(entry: Mapping[str, Any], first_of: Mapping[str, Rule], words: Mapping
     return Rule(
         category=entry["category"], tier=TIERS.index(entry.get("tier", "cause")),
         strict=bool(entry.get("strict", False)), patterns=patterns("any"), within=patterns("within"),
-        near=patterns("near"), unless=patterns("unless"), stages=stages,
+        near=patterns("near"), unless=patterns("unless"),
+        stages=frozenset(Stage.parse(s) for s in entry.get("stages", ())),
         stage=Stage.parse(entry["stage"]) if "stage" in entry else None, blame=Blame(entry["blame"]),
         blame_by_stage={Stage.parse(s): Blame(b) for s, b in entry.get("blame_by_stage", {}).items()},
         explanation=" ".join(explanation.split()), next_step=" ".join(next_step.split()))
@@ -232,23 +213,19 @@ def forward(pattern: str) -> str:
 
 def _chained(pattern: str) -> str:
     first, *rest = _split(pattern, ANYTHING)
-    return first + "".join(f"(?>{ANYTHING}?{part})" if _width(part) else ANYTHING + part for part in rest)
-
-
-def _width(pattern: str) -> int:
-    """Length of the shortest match of a pattern."""
     parser: Any = re._parser  # type: ignore[attr-defined]
-    return int(parser.parse(pattern).getwidth()[0])
+    return first + "".join(f"(?>{ANYTHING}?{part})" if parser.parse(part).getwidth()[0] else ANYTHING + part
+                           for part in rest)
 
 
 def _split(pattern: str, separator: str) -> list[str]:
     """Pieces of a pattern between separators outside groups and character sets."""
     pieces, depth, at = [""], 0, 0
     while at < len(pattern):
-        if depth == 0 and pattern.startswith(separator, at) and pattern[at + len(separator):at + len(separator) + 1] \
-                not in ("?", "+"):
+        after = at + len(separator)
+        if depth == 0 and pattern.startswith(separator, at) and pattern[after:after + 1] not in ("?", "+"):
             pieces.append("")
-            at += len(separator)
+            at = after
             continue
         token = TOKEN.match(pattern, at)[0]  # type: ignore[index]
         depth += {"(": 1, ")": -1}.get(token, 0)

@@ -11,7 +11,7 @@ engine (file and function without line numbers). A change of these rules needs a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from autotune.records import Stage, digest
 
@@ -55,16 +55,12 @@ SENTENCE = re.compile(r"(?<=[a-z0-9)\]'\"`>#])[.!?](?=\s|$)", re.I)
 
 def signature(stage: Stage | None, kind: str, message: str, frames: Sequence[tuple[str, str]] = ()) -> str:
     """Signature of a fault. `kind`: exception type; `frames`: (file, function), outermost first."""
-    deepest = [f"{FOLDERS.sub('', file)}:{function}" for file, function in engine_frames(frames)[-FRAMES:]]
+    ours = [frame for frame in frames if ENGINES.search(PACKAGES.sub("", frame[0]))]  # of an engine or its kernels
+    deepest = [f"{FOLDERS.sub('', file)}:{function}" for file, function in ours[-FRAMES:]]
     kind = kind.rsplit(".", 1)[-1]
     parts = [str(stage or ""), "" if message and kind in GENERIC_TYPES else kind, re.sub(r"\s+", "", skeleton(message)),
              *deepest]
     return f"{VERSION}-{digest('|'.join(parts), LENGTH)}"
-
-
-def engine_frames(frames: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Frames of a serving engine or its kernels."""
-    return [frame for frame in frames if ENGINES.search(PACKAGES.sub("", frame[0]))]
 
 
 def around(message: str, needle: str) -> str:

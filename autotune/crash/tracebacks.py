@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from autotune.crash.log import Line
 
@@ -18,8 +19,7 @@ MAX_GAP = 8
 MAX_MESSAGE_LINES = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """One traceback: lines first..last of a log; `at` is its exception line, None if cut off.
 
     `frames`: (file, function), outermost first. `code`: the last source line shown.

@@ -114,24 +114,25 @@ class Campaign:
             time.sleep(0.005)
         return None
 
+    def wrong(self, kind: str, count: int, site: Site, text: object) -> None:
+        """Count something that must not happen, and print it."""
+        if count:
+            setattr(self.figures, kind, getattr(self.figures, kind) + count)
+            print(f"{kind.upper().replace('_', ' ')} in {site.folder}: {text}", flush=True)
+
     def check(self, site: Site, before: set[int], kept: dict[int, Trial]) -> None:
         """What has to hold after a kill."""
         left, took = site.settled(GONE_S)
         self.figures.slowest_s = max(self.figures.slowest_s, took)
         stale = {pid for pid in before if alive(pid)}
-        if left or stale:
-            self.figures.orphans += len(left.keys() | stale)
-            print(f"ORPHANS in {site.folder}: {left} {stale}", flush=True)
+        self.wrong("orphans", len(left.keys() | stale), site, f"{left} {stale}")
         torn = site.torn()
-        if torn:
-            self.figures.torn += len(torn)
-            print(f"TORN in {site.folder}: {torn}", flush=True)
+        self.wrong("torn", len(torn), site, torn)
         trials = {t.number: t for t in site.trials()}
         for number, trial in kept.items():
             now = trials.get(number)
-            if now is None or (now.state, now.value, now.params) != (trial.state, trial.value, trial.params):
-                self.figures.lost += 1
-                print(f"LOST in {site.folder}: trial {number} was {trial.state}, is {now and now.state}", flush=True)
+            same = now is not None and (now.state, now.value, now.params) == (trial.state, trial.value, trial.params)
+            self.wrong("lost", not same, site, f"trial {number} was {trial.state}, is {now and now.state}")
         kept.update({t.number: t for t in trials.values() if t.finished})
 
     def end_of(self, site: Site, code: int) -> None:
@@ -144,14 +145,11 @@ class Campaign:
         for trial in complete:
             searched[trial.key].add(trial.attrs["launch_id"])
         again = {key: sorted(launches) for key, launches in searched.items() if len(launches) > 1}
-        if again:
-            self.figures.doubled += sum(len(launches) - 1 for launches in again.values())
-            print(f"DOUBLED in {site.folder}: {again}", flush=True)
-        wanted = {t.state for t in trials} <= {"COMPLETE", "PRUNED", "FAIL"} and any(t.finished for t in trials)
-        if code != (0 if complete else 3) or not wanted or (code == 0 and not (site.study / "launch.sh").exists()):
-            self.figures.wrong_ends += 1
-            print(f"WRONG END in {site.folder}: exit {code}, {len(searched)} configurations, "
-                  f"states {collections.Counter(t.state for t in trials)}; {site.said()[-300:]!r}", flush=True)
+        self.wrong("doubled", sum(len(launches) - 1 for launches in again.values()), site, again)
+        well = {t.state for t in trials} <= {"COMPLETE", "PRUNED", "FAIL"} and any(t.finished for t in trials) and \
+            code == (0 if complete else 3) and (code != 0 or (site.study / "launch.sh").exists())
+        self.wrong("wrong_ends", not well, site, f"exit {code}, {len(searched)} configurations, states "
+                   f"{collections.Counter(t.state for t in trials)}; {site.said()[-300:]!r}")
 
 
 def main() -> int:

@@ -31,27 +31,19 @@ NAIVE_WARMUP_S, NAIVE_WINDOW_S = 5.0, 10.0
 METHODS = ("naive", "ours")
 
 
-class Raw:
-    """The file of windows, one JSON object a line."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
-
-    def add(self, row: dict[str, Any]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(row, flush=True)
+def rows_of(file: pathlib.Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def row(method: str, launch: int, level: int, tokens: float, window_s: float, joules: float | None,
-        reasons: Sequence[str]) -> dict[str, Any]:
-    """One window as it is kept; a figure that was not measured is None."""
-    return {"method": method, "launch": launch, "concurrency": level, "tokens": tokens, "window_s": window_s,
-            "joules": joules, "tokens_per_s": tokens / window_s, "tokens_per_j": tokens / joules if joules else None,
-            "reasons": list(reasons)}
+def keep(file: pathlib.Path, method: str, launch: int, level: int, tokens: float, window_s: float,
+         joules: float | None, reasons: Sequence[str], **more: object) -> None:
+    """Append one window to the file, and print it; a figure that was not measured is None."""
+    row = {"method": method, "launch": launch, "concurrency": level, "tokens": tokens, "window_s": window_s,
+           "joules": joules, "tokens_per_s": tokens / window_s, "tokens_per_j": tokens / joules if joules else None,
+           "reasons": list(reasons), **more}
+    with file.open("a") as opened_file:
+        opened_file.write(json.dumps(row) + "\n")
+    print(row, flush=True)
 
 
 def opened(overrides: Sequence[str]) -> tuple[Any, Any]:
@@ -68,12 +60,12 @@ def opened(overrides: Sequence[str]) -> tuple[Any, Any]:
     return settings, LocalExecutor(settings, engine_version(settings.engine), gpus, power)
 
 
-def measure(overrides: Sequence[str], raw: Raw, launches: int, windows: int, levels: Sequence[int],
+def measure(overrides: Sequence[str], file: pathlib.Path, launches: int, windows: int, levels: Sequence[int],
             methods: Sequence[str]) -> None:
     """Launch and measure; a launch that crashes ends the program with its crash."""
     settings, executor = opened(overrides)
     server = settings.space.split(settings.space.baseline)[0]
-    first = max((r["launch"] for r in raw.rows()), default=0) + 1
+    first = max((r["launch"] for r in rows_of(file)), default=0) + 1
     for launch in range(first, first + launches):
         folder = settings.folder / "launches" / f"variation-{launch}"
         with executor.launch(server, folder, lambda text, after_s: None) as live:
@@ -82,10 +74,10 @@ def measure(overrides: Sequence[str], raw: Raw, launches: int, windows: int, lev
             print(f"launch {launch}: ready after {live.launch_s:.0f} s", flush=True)
             for level in levels:
                 for method in methods:
-                    (ours if method == "ours" else naive)(live, raw, launch, level, windows)
+                    (ours if method == "ours" else naive)(live, file, launch, level, windows)
 
 
-def ours(live: Any, raw: Raw, launch: int, level: int, windows: int) -> None:
+def ours(live: Any, file: pathlib.Path, launch: int, level: int, windows: int) -> None:
     """What a study measures, `windows` times."""
     from autotune.records import Crash
 
@@ -94,11 +86,11 @@ def ours(live: Any, raw: Raw, launch: int, level: int, windows: int) -> None:
         if isinstance(found, Crash):
             raise SystemExit(f"launch {launch} died under load: {found}")
         reasons = [*found.reasons, *found.energy.reasons]
-        raw.add(row("ours", launch, level, found.output_tokens, found.window_s, found.energy.joules, reasons)
-                | {"relative_error": found.relative_error})
+        keep(file, "ours", launch, level, found.output_tokens, found.window_s, found.energy.joules, reasons,
+             relative_error=found.relative_error)
 
 
-def naive(live: Any, raw: Raw, launch: int, level: int, windows: int) -> None:
+def naive(live: Any, file: pathlib.Path, launch: int, level: int, windows: int) -> None:
     """Equal lengths, all at once, fixed windows one after the other whatever the server is doing."""
     from autotune.loadgen.client import LoadClient
     from autotune.loadgen.spec import LoadOrder
@@ -123,7 +115,7 @@ def naive(live: Any, raw: Raw, launch: int, level: int, windows: int) -> None:
         client.stop()
     for a, b, before, after in zip(edges, edges[1:], tokens, tokens[1:], strict=False):
         energy = meter.energy(a, b)
-        raw.add(row("naive", launch, level, after - before, b.t - a.t, energy.joules, energy.reasons))
+        keep(file, "naive", launch, level, after - before, b.t - a.t, energy.joules, energy.reasons)
 
 
 def variation(values: Sequence[float]) -> float | None:
@@ -174,11 +166,10 @@ def main() -> None:
     parser.add_argument("--summary", action="store_true", help="only summarise what the file holds")
     line, overrides = parser.parse_known_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    raw = Raw(line.file)
     if not line.summary:
         methods = (line.method,) if line.method else ("ours", "naive")
-        measure(overrides, raw, line.launches, line.windows, line.concurrency, methods)
-    show(summary(raw.rows()))
+        measure(overrides, line.file, line.launches, line.windows, line.concurrency, methods)
+    show(summary(rows_of(line.file)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The engine files for vLLM and their spaces: what a choice becomes on the command line, and what is never launched."""
+"""The engine files for vLLM and their spaces: what a choice becomes on the command line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 from autotune.__main__ import main
 from autotune.engine.random_model import write_model
 from autotune.engine.spec import EngineSpec
-from autotune.records import UsageError, Value
-from tests.sglang import support
+from autotune.records import UsageError
 from tests.sglang.support import flags, settings, small
 
 VERSION = "0.32.0"
@@ -25,10 +24,6 @@ def gpu() -> EngineSpec:
 
 def cpu() -> EngineSpec:
     return settings("vllm_cpu_moe").engine
-
-
-def forbidden(engine: EngineSpec, **config: Value) -> str | None:
-    return support.forbidden(engine, VERSION, **config)
 
 
 @pytest.mark.parametrize(("choice", "expected", "gpus"), [
@@ -63,20 +58,6 @@ def test_ranks_on_a_cpu_take_no_gpu_and_are_given_cores_unless_the_choice_says_o
     assert bound == (None if choice in ("tp2_unbound", "dp2") else "0|1")
 
 
-def test_a_server_on_a_cpu_never_takes_the_whole_memory_and_never_asks_the_hub() -> None:
-    _, command = small(cpu(), VERSION, dtype="auto")
-    assert command.env["VLLM_CPU_KVCACHE_SPACE"] == "1" and command.env["HF_HUB_OFFLINE"] == "1"
-    _, more = small(cpu(), VERSION, kv_space_gib=4)
-    assert more.env["VLLM_CPU_KVCACHE_SPACE"] == "4"
-
-
-def test_requests_reach_the_largest_concurrency_unless_the_space_says_otherwise() -> None:
-    _, command = small(gpu(), VERSION, concurrency=200, dtype="auto")
-    assert flags(command.argv)["--max-num-seqs"] == "200"
-    _, chosen = small(gpu(), VERSION, concurrency=200, max_num_seqs=64)
-    assert flags(chosen.argv)["--max-num-seqs"] == "64"
-
-
 @pytest.mark.parametrize(("name", "on", "off"), [
     ("enforce_eager", "--enforce-eager", None),
     ("custom_allreduce", None, "--disable-custom-all-reduce"),
@@ -89,45 +70,6 @@ def test_a_switch_that_vllm_sets_by_itself_is_always_said(name: str, on: str | N
     _, no = small(gpu(), VERSION, **{name: False})
     assert set(yes.argv) - set(no.argv) == ({on} if on else set())
     assert set(no.argv) - set(yes.argv) == ({off} if off else set())
-
-
-def test_settings_without_a_flag_of_their_own_are_json() -> None:
-    _, command = small(gpu(), VERSION, cudagraph_mode="FULL", redundant_experts=8)
-    given = flags(command.argv)
-    assert given["--compilation-config"] == '{"cudagraph_mode": "FULL"}'
-    assert given["--eplb-config"] == '{"num_redundant_experts": 8}'
-
-
-def test_drafts_bring_their_model_and_their_number() -> None:
-    _, drafted = small(gpu(), VERSION, speculation="draft_model", draft_tokens=3)
-    given = flags(drafted.argv)
-    assert (given["--spec-method"], given["--spec-model"], given["--spec-tokens"]) == ("draft_model", "D", "3")
-    _, ngram = small(gpu(), VERSION, speculation="ngram", draft_tokens=3)
-    assert "--spec-model" not in ngram.argv
-
-
-def test_what_vllm_refuses_or_ignores_is_not_launched() -> None:
-    assert "several ranks" in (forbidden(gpu(), eplb=True, parallel="tp8") or "")
-    assert forbidden(gpu(), eplb=True, parallel="tp8_ep") is None
-    assert "this is the server" in (forbidden(gpu(), all2all_backend="deepep_low_latency", parallel="tp8_ep") or "")
-    assert forbidden(gpu(), all2all_backend="deepep_low_latency", parallel="dp8_ep") is None
-    assert "DeepEP" in (forbidden(gpu(), dbo=True, all2all_backend="allgather_reducescatter") or "")
-    assert forbidden(gpu(), dbo=True, all2all_backend="deepep_low_latency", parallel="dp8_ep") is None
-    assert "n-gram" in (forbidden(gpu(), async_scheduling=True, speculation="ngram") or "")
-    assert forbidden(gpu(), async_scheduling=True, speculation="eagle3") is None
-    assert forbidden(gpu(), enforce_eager=True, cudagraph_mode="FULL") is not None
-    assert forbidden(cpu(), async_scheduling=True) is not None and forbidden(cpu(), async_scheduling=False) is None
-    assert forbidden(cpu(), eplb=True) is not None and forbidden(cpu(), dbo=True) is not None
-
-
-def test_what_a_space_does_not_name_is_judged_by_what_vllm_does_without_it() -> None:
-    """One rank, no expert load balancing, experts exchanged by all-gather."""
-    assert "several ranks" in (forbidden(gpu(), eplb=True) or "")
-    assert "this is the server" in (forbidden(gpu(), all2all_backend="deepep_low_latency") or "")
-    assert "without expert load balancing" in (forbidden(gpu(), redundant_experts=8, parallel="tp8_ep") or "")
-    assert forbidden(gpu(), redundant_experts=8, eplb=True, parallel="tp8_ep") is None
-    assert "DeepEP" in (forbidden(gpu(), dbo=True, parallel="dp8_ep") or "")
-    assert forbidden(gpu(), dbo=False) is None
 
 
 @pytest.mark.parametrize("name", ["attention_backend", "gpu_memory_utilization", "cudagraph_mode"])
