@@ -136,10 +136,11 @@ def _story(settings: Settings, name: str) -> Story:
     from autotune.storage.study import Study
 
     folder = next((p for p in (settings.outputs / name, pathlib.Path(name)) if (p / "study.db").is_file()), None)
-    if settings.study.storage is None and folder is None:
-        raise UsageError(f"report.compare: there is no study.db in {settings.outputs / name}, nor in {name}")
-    url = settings.study.storage or sqlite_url(folder or pathlib.Path())
-    shown = folder.name if folder is not None and settings.study.storage is None else name
+    url, shown = settings.study.storage, name
+    if url is None:
+        if folder is None:
+            raise UsageError(f"report.compare: there is no study.db in {settings.outputs / name}, nor in {name}")
+        url, shown = sqlite_url(folder), folder.name
     study = Study.open(url, shown, settings.space, {}, create=False)
     identity = study.attrs().get("identity") or {}
     records = study.records()
@@ -165,11 +166,8 @@ def _pairs(stories: Sequence[Story]) -> tuple[Pair, ...]:
     for i, story in enumerate(stories):
         for lever in story.levers:
             found.setdefault(lever.key, [None] * len(stories))[i] = lever
-    pairs = []
-    for levers in found.values():
-        known = [x for x in levers if x is not None]
-        if len(known) > 1:
-            pairs.append(Pair(known[0].name, known[0].instead, tuple(levers), _verdict(known)))
+    pairs = [Pair(known[0].name, known[0].instead, tuple(levers), _verdict(known)) for levers in found.values()
+             if len(known := [x for x in levers if x is not None]) > 1]
     return tuple(sorted(pairs, key=lambda pair: list(TONES).index(pair.verdict)))
 
 

@@ -209,7 +209,7 @@ def _end(file: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
 def note(record: TrialRecord, unit: str, limits: Mapping[str, float]) -> str:
     """The note of one trial in Markdown."""
     crash, m, launch = record.crash, record.measurement, record.launch
-    window = [f"window {duration(m.window_s)}", f"{m.requests:,} requests",
+    window = [f"Window {duration(m.window_s)}", f"{m.requests:,} requests",
               f"not comparable: {', '.join(m.reasons)}" if m.reasons else ""] if m is not None else []
     spent = [f"launch {record.launch_id}" if record.launch_id is not None else "",
              f"{duration(record.launch_s)} to start" if record.launch_s else "",
@@ -233,8 +233,8 @@ def _figures(record: TrialRecord, m: Measurement, unit: str, limits: Mapping[str
             limit = next((x for x in limits if limited(x) == name), name)
             ratio = record.ratios.get(limit)
             shown = (with_unit(limits[limit], of) if limit in limits else "") + verdict.headroom(ratio)
-            rows.append((title, with_unit(figures[name], of),
-                         Cell(shown.strip(), "strong" if ratio is not None and ratio > 1 else "")))
+            tone = "strong" if (ratio or 0) > 1 else ""
+            rows.append((title, with_unit(figures[name], of), Cell(shown.strip(), tone)))
     return table(("Figure", ">Measured", "Limit"), rows)
 
 

@@ -99,22 +99,20 @@ def _head(story: Story) -> dict[str, Any]:
             "footer": f"{verdict.spent_words(story)}. Stopped: {verdict.stop_words(story)}."}
 
 
-def _facts(story: Story) -> list[tuple[str, str]]:
-    """(label, value) of everything known of the study's conditions."""
+def _facts(story: Story) -> dict[str, str]:
+    """Everything known of the study's conditions by label."""
     identity, made = story.identity, story.provenance
-    rows: list[tuple[str, Any]] = [
-        ("Study", story.study), ("Space", f"{story.space.name}, digest {identity.get('space_digest')}"),
-        ("Strategy", story.strategy), ("Engine", story.engine),
-        ("Model", ", ".join(f"{k}: {v}" for k, v in (identity.get("model") or {}).items())),
-        ("GPUs (hashed UUIDs)", ", ".join(map(str, made.get("gpu") or []))), ("Driver", made.get("driver")),
-        ("CPU", made.get("cpu")), ("Kernel", made.get("kernel")),
-        ("autotune", made.get("autotune")), ("Python", made.get("python")),
-        ("Packages", ", ".join(f"{k} {v}" for k, v in (made.get("packages") or {}).items())),
-        ("Workload", _mapping_text(identity.get("workload"))), ("Limits", _mapping_text(identity.get("limits"))),
-        ("Seeds", _mapping_text(made.get("seeds"))), ("Started", made.get("created")),
-        ("Time", verdict.spent_words(story)), ("Trials", verdict.counts_words(story)),
-    ]
-    return [(k, one_line(v)) for k, v in rows if v not in (None, "", "None")]
+    facts: dict[str, Any] = {
+        "Study": story.study, "Space": f"{story.space.name}, digest {identity.get('space_digest')}",
+        "Strategy": story.strategy, "Engine": story.engine,
+        "Model": ", ".join(f"{k}: {v}" for k, v in (identity.get("model") or {}).items()),
+        "GPUs (hashed UUIDs)": ", ".join(map(str, made.get("gpu") or [])), "Driver": made.get("driver"),
+        "CPU": made.get("cpu"), "Kernel": made.get("kernel"), "autotune": made.get("autotune"),
+        "Python": made.get("python"), "Packages": _mapping_text(made.get("packages")),
+        "Workload": _mapping_text(identity.get("workload")), "Limits": _mapping_text(identity.get("limits")),
+        "Seeds": _mapping_text(made.get("seeds")), "Started": made.get("created"),
+        "Time": verdict.spent_words(story), "Trials": verdict.counts_words(story)}
+    return {label: one_line(fact) for label, fact in facts.items() if fact not in (None, "", "None")}
 
 
 def _mapping_text(value: Any) -> str:
