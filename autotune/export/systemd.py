@@ -11,7 +11,6 @@ from autotune.utils.text import one_line, slug
 
 
 def render(deployment: Deployment) -> str:
-    """The unit as text."""
     name = slug(deployment.study)
     settings = f"/etc/autotune/{name}.env"
     title = one_line(f"inference server of study {deployment.study}, trial {deployment.trial}")

@@ -103,7 +103,6 @@ class Comparison(NamedTuple):
 
 
 def _change(lever: Lever) -> str:
-    """A lever's factor as a change in per cent with its interval."""
     interval = range_words(lever.low, lever.high)
     return percent(lever.factor - 1, signed=True) + (f" ({interval})" if interval else "")
 
@@ -207,7 +206,6 @@ def _signatures(stories: Sequence[Story]) -> tuple[tuple[str, str, tuple[int, ..
 
 
 def as_data(comparison: Comparison) -> dict[str, Any]:
-    """The comparison for scripts."""
     return {
         "studies": [{"study": s.study, "conclusion": str(s.conclusion), "devices": s.identity.get("devices"),
                      "engine_version": s.identity.get("engine_version"), "winner": _entry(s, s.winner),

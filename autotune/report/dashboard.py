@@ -169,7 +169,6 @@ def _levers(story: Story) -> dict[str, Any] | None:
 
 
 def study_note(story: Story) -> str:
-    """The note of the whole study in Markdown."""
     return markdown("study_note.jinja", story=story, figures=tables.figures(story)._replace(caption=""),
                     command=f"python -m autotune report +space={shlex.quote(story.space.name)}")
 
@@ -207,7 +206,6 @@ def _end(file: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
 
 
 def note(record: TrialRecord, unit: str, limits: Mapping[str, float]) -> str:
-    """The note of one trial in Markdown."""
     crash, m, launch = record.crash, record.measurement, record.launch
     window = [f"Window {duration(m.window_s)}", f"{m.requests:,} requests",
               f"not comparable: {', '.join(m.reasons)}" if m.reasons else ""] if m is not None else []
