@@ -15,7 +15,6 @@ SAFE_DEFAULT = re.compile(r"[A-Za-z0-9_./:@,+-]+\Z")
 
 
 def render(deployment: Deployment) -> str:
-    """The file as text."""
     mounts, python = deployment.mounts, f"${{PYTHON:-{CONTAINER_PYTHON}}}"
     inside = {**{name: _default(p) for name, p in deployment.parameters.items()}, "PYTHON": python,
               **{name: f"${{{name}:?set {name}}}" for name in deployment.secrets},

@@ -117,9 +117,8 @@ def deploy(settings: Settings, story: Story, record: TrialRecord, version: str |
     version = version or story.identity.get("engine_version")
     marked_space = dataclasses.replace(space, model={k: _mark(_model_name(k)) for k in space.model})
     marked_engine = dataclasses.replace(engine, python=_mark("PYTHON"))
-    server = space.split(record.config)[0]
-    command = build(marked_engine, marked_space, server, host=_mark("HOST"), port=_mark("PORT"),
-                    device=settings.device, version=version)
+    command = build(marked_engine, marked_space, space.split(record.config)[0], host=_mark("HOST"),
+                    port=_mark("PORT"), device=settings.device, version=version)
     secrets = _Secrets(command, engine.vars)
     env: dict[str, Word] = {}
     for name, value in command.env.items():
@@ -128,16 +127,15 @@ def deploy(settings: Settings, story: Story, record: TrialRecord, version: str |
         env[name] = secrets.variable(name, value) or _word(value)
     words = secrets.words(command.argv)
     _same_as_measured(record, words, env)
-    used = {part.name for word in [*words, *env.values()] for part in word if isinstance(part, Ref)}
-    used -= set(secrets.names)
+    used = {"WORKDIR", *(part.name for word in [*words, *env.values()] for part in word if isinstance(part, Ref))}
     on_gpus = settings.device != "cpu" and bool(story.provenance.get("gpu") or space.needs.get("gpus"))
     measured_in = record.number if record.same_as is None else record.same_as
     entry = next((t for t in story.measured if measured_in in t.trials), None)
     return Deployment(
         study=story.study, trial=record.number, engine=engine, version=version, argv=tuple(words), env=env,
-        secrets=tuple(dict.fromkeys(secrets.names)), gpus=command.gpus if on_gpus else 0,
+        secrets=tuple(secrets.values), gpus=command.gpus if on_gpus else 0,
         parameters={p.name: p for p in _parameters(settings, story.provenance.get("folder"))
-                    if p.name in used or p.name == "WORKDIR"},
+                    if p.name in used.difference(secrets.values)},
         start_limit_s=max(SHORTEST_START_S, math.ceil(START_SLACK * (record.launch_s or 0))),
         facts=_facts(settings, story, record, entry, version), warning=_warning(record, entry),
         origin=_origin(settings, story, record, entry, words, env))
@@ -185,13 +183,12 @@ def _word(text: str) -> Word:
 class _Secrets:
     """References in place of secrets: values of secret-looking flags, variables and placeholders, and texts with one.
 
-    `names` are the variables of the secrets: the flag's own name, unless another value or the shell uses it.
+    `values` are the secrets by variable: the flag's own name, unless another value or the shell uses it.
     """
 
     def __init__(self, command: Command, placeholders: Mapping[str, str]) -> None:
         self.redactor = Redactor.from_command(command.argv, command.env, placeholders)
-        self.names: list[str] = []
-        self._values: dict[str, str] = {}
+        self.values: dict[str, str] = {}
 
     def words(self, argv: Sequence[str]) -> list[Word]:
         shown: list[Word] = []
@@ -211,8 +208,7 @@ class _Secrets:
         """The reference for an environment variable that holds a secret; None when it holds none."""
         if not secret_name(name) and not self.looks(value):
             return None
-        self._values[name] = value
-        self.names.append(name)
+        self.values[name] = value
         return (Ref(name),)
 
     def looks(self, text: str) -> bool:
@@ -223,8 +219,7 @@ class _Secrets:
         if name in TAKEN or name.startswith("MODEL_") or not IDENTIFIER.match(name):
             name = f"SECRET_{name}"
         names = (name if n == 1 else f"{name}_{n}" for n in itertools.count(1))
-        self.names.append(next(n for n in names if self._values.setdefault(n, value) == value))
-        return Ref(self.names[-1])
+        return Ref(next(n for n in names if self.values.setdefault(n, value) == value))
 
 
 def _same_as_measured(record: TrialRecord, words: Sequence[Word], env: Mapping[str, Word]) -> None:

@@ -17,7 +17,6 @@ PROBE_S = 10
 
 
 def render(deployment: Deployment) -> str:
-    """The objects as one YAML stream."""
     name = slug(deployment.study)
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "autotune"}
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels},

@@ -9,7 +9,6 @@ from autotune.utils.text import one_line
 
 
 def render(deployment: Deployment) -> str:
-    """The script as text."""
     out = ["#!/usr/bin/env bash", deployment.comment(),
            "# shellcheck disable=SC2016  # single quotes are meant: nothing in a value may expand",
            "set -euo pipefail", ""]

@@ -11,15 +11,15 @@ from autotune.utils.text import one_line, slug
 
 
 def render(deployment: Deployment) -> str:
-    """The unit as text."""
     name = slug(deployment.study)
     settings = f"/etc/autotune/{name}.env"
-    title = f"inference server of study {deployment.study}, trial {deployment.trial}"
+    title = one_line(f"inference server of study {deployment.study}, trial {deployment.trial}")
     out = [deployment.comment(), f"# Install: copy to /etc/systemd/system/{name}.service; systemctl daemon-reload; "
            f"systemctl enable --now {name}", f"# NAME=value lines in {settings} replace the values of Environment=.",
-           "", "[Unit]", f"Description={_plain(title)}",
+           "", "[Unit]", "Description=" + title.replace("%", "%%").rstrip("\\"),
            "Wants=network-online.target", "After=network-online.target", "", "[Service]", "Type=exec"]
-    out += [f"Environment={quote(f'{p.name}={p.default}')}" for p in deployment.parameters.values()]
+    # `$` means nothing in Environment=.
+    out += [f'Environment="{_escaped(f"{p.name}={p.default}")}"' for p in deployment.parameters.values()]
     out.append(f"EnvironmentFile={'' if deployment.secrets else '-'}{settings}")
     out += [f"ExecStartPre=/usr/bin/test -n ${{{name}}}" for name in deployment.secrets]
     words: list[list[Word]] = [[("/usr/bin/env",), ("--chdir=", Ref("WORKDIR"))]]
@@ -38,16 +38,6 @@ def word(value: Word) -> str:
     return text if text and all(c.isalnum() or c in "-_./:=,${}+@" for c in text) else f'"{text}"'
 
 
-def quote(text: str) -> str:
-    """One quoted assignment for Environment=, where `$` means nothing."""
-    return f'"{_escaped(text)}"'
-
-
 def _escaped(text: str) -> str:
     known = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
     return "".join(known.get(c) or (c if c.isprintable() else "".join(f"\\x{b:02x}" for b in c.encode())) for c in text)
-
-
-def _plain(text: str) -> str:
-    """A setting without quoting rules."""
-    return one_line(text).replace("%", "%%").rstrip("\\")

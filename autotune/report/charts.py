@@ -132,7 +132,6 @@ class Figure(NamedTuple):
         return " ".join(f"{px(x)},{px(y)}" for x, y in at)
 
     def plotly(self) -> dict[str, Any]:
-        """The figure as plotly's data and layout."""
         curves = [t for t in self.traces if t.kind == "curve"]
         shown = [t for t in self.traces if t.kind != "curve"] + curves[:-MOST_CURVES_PLOTLY - 1:-1]
         labels = self.x.labels
@@ -168,7 +167,6 @@ def plain(text: str) -> str:
 
 
 def layout(title: str, x: str, y: str, **more: Any) -> dict[str, Any]:
-    """A plotly layout with the titles of figure and axes."""
     found: dict[str, Any] = {"title": {"text": title, "font": {"size": 16}}, "hovermode": "closest",
                              "legend": {"orientation": "h", "y": -0.25}, "margin": {"t": 60, "r": 20}, **more}
     return found | {"xaxis": {"title": {"text": x}, **more.get("xaxis", {})},
@@ -298,12 +296,10 @@ def progress(story: Story) -> Figure | None:
 
 
 def px(value: float) -> str:
-    """A coordinate with one decimal."""
     return f"{value:.1f}".rstrip("0").rstrip(".")
 
 
 def path(shape: str, x: float, y: float, r: float) -> str:
-    """The path of a mark."""
     if shape == "cross":
         return f"M{px(x - r)},{px(y - r)}L{px(x + r)},{px(y + r)}M{px(x - r)},{px(y + r)}L{px(x + r)},{px(y - r)}"
     points = {"diamond": [(0.0, -1.0), (1.0, 0.0), (0.0, 1.0), (-1.0, 0.0)],

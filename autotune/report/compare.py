@@ -103,7 +103,6 @@ class Comparison(NamedTuple):
 
 
 def _change(lever: Lever) -> str:
-    """A lever's factor as a change in per cent with its interval."""
     interval = range_words(lever.low, lever.high)
     return percent(lever.factor - 1, signed=True) + (f" ({interval})" if interval else "")
 
@@ -136,10 +135,11 @@ def _story(settings: Settings, name: str) -> Story:
     from autotune.storage.study import Study
 
     folder = next((p for p in (settings.outputs / name, pathlib.Path(name)) if (p / "study.db").is_file()), None)
-    if settings.study.storage is None and folder is None:
-        raise UsageError(f"report.compare: there is no study.db in {settings.outputs / name}, nor in {name}")
-    url = settings.study.storage or sqlite_url(folder or pathlib.Path())
-    shown = folder.name if folder is not None and settings.study.storage is None else name
+    url, shown = settings.study.storage, name
+    if url is None:
+        if folder is None:
+            raise UsageError(f"report.compare: there is no study.db in {settings.outputs / name}, nor in {name}")
+        url, shown = sqlite_url(folder), folder.name
     study = Study.open(url, shown, settings.space, {}, create=False)
     identity = study.attrs().get("identity") or {}
     records = study.records()
@@ -165,11 +165,8 @@ def _pairs(stories: Sequence[Story]) -> tuple[Pair, ...]:
     for i, story in enumerate(stories):
         for lever in story.levers:
             found.setdefault(lever.key, [None] * len(stories))[i] = lever
-    pairs = []
-    for levers in found.values():
-        known = [x for x in levers if x is not None]
-        if len(known) > 1:
-            pairs.append(Pair(known[0].name, known[0].instead, tuple(levers), _verdict(known)))
+    pairs = [Pair(known[0].name, known[0].instead, tuple(levers), _verdict(known)) for levers in found.values()
+             if len(known := [x for x in levers if x is not None]) > 1]
     return tuple(sorted(pairs, key=lambda pair: list(TONES).index(pair.verdict)))
 
 
@@ -209,7 +206,6 @@ def _signatures(stories: Sequence[Story]) -> tuple[tuple[str, str, tuple[int, ..
 
 
 def as_data(comparison: Comparison) -> dict[str, Any]:
-    """The comparison for scripts."""
     return {
         "studies": [{"study": s.study, "conclusion": str(s.conclusion), "devices": s.identity.get("devices"),
                      "engine_version": s.identity.get("engine_version"), "winner": _entry(s, s.winner),

@@ -169,7 +169,6 @@ def _levers(story: Story) -> dict[str, Any] | None:
 
 
 def study_note(story: Story) -> str:
-    """The note of the whole study in Markdown."""
     return markdown("study_note.jinja", story=story, figures=tables.figures(story)._replace(caption=""),
                     command=f"python -m autotune report +space={shlex.quote(story.space.name)}")
 
@@ -207,9 +206,8 @@ def _end(file: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
 
 
 def note(record: TrialRecord, unit: str, limits: Mapping[str, float]) -> str:
-    """The note of one trial in Markdown."""
     crash, m, launch = record.crash, record.measurement, record.launch
-    window = [f"window {duration(m.window_s)}", f"{m.requests:,} requests",
+    window = [f"Window {duration(m.window_s)}", f"{m.requests:,} requests",
               f"not comparable: {', '.join(m.reasons)}" if m.reasons else ""] if m is not None else []
     spent = [f"launch {record.launch_id}" if record.launch_id is not None else "",
              f"{duration(record.launch_s)} to start" if record.launch_s else "",
@@ -233,8 +231,8 @@ def _figures(record: TrialRecord, m: Measurement, unit: str, limits: Mapping[str
             limit = next((x for x in limits if limited(x) == name), name)
             ratio = record.ratios.get(limit)
             shown = (with_unit(limits[limit], of) if limit in limits else "") + verdict.headroom(ratio)
-            rows.append((title, with_unit(figures[name], of),
-                         Cell(shown.strip(), "strong" if ratio is not None and ratio > 1 else "")))
+            tone = "strong" if (ratio or 0) > 1 else ""
+            rows.append((title, with_unit(figures[name], of), Cell(shown.strip(), tone)))
     return table(("Figure", ">Measured", "Limit"), rows)
 
 

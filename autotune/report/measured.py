@@ -42,7 +42,6 @@ class Tested(NamedTuple):
 
     @property
     def trial(self) -> int:
-        """The first trial of this configuration."""
         return self.trials[0]
 
     @property
@@ -57,8 +56,7 @@ class Tested(NamedTuple):
 
 def valid(record: TrialRecord) -> bool:
     """True for a trial whose measurement may be compared with others."""
-    return (record.state == "COMPLETE" and record.value is not None and record.measurement is not None
-            and not record.invalid_reasons)
+    return record.state == "COMPLETE" and None not in (record.value, record.measurement) and not record.invalid_reasons
 
 
 def copied(record: TrialRecord) -> bool:
@@ -95,7 +93,6 @@ def tested(records: Iterable[TrialRecord]) -> list[Tested]:
 
 
 def find(config: Config, candidates: Sequence[Tested]) -> Tested | None:
-    """The entry of exactly this configuration."""
     key = config_key(config)
     return next((t for t in candidates if config_key(t.config) == key), None)
 
@@ -152,7 +149,6 @@ def choice_text(name: str, value: Value) -> str:
 
 
 def config_text(config: Config) -> str:
-    """name=value for every choice, on one line."""
     return " ".join(choice_text(name, value) for name, value in config.items())
 
 

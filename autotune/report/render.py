@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import pathlib
 import re
 import shlex
 import sys
@@ -53,7 +52,12 @@ def report(settings: Settings, study: Study) -> int:
             page = output_path(settings.out, settings.folder / "report.html")
             content, data = {"template": "report.jinja", **content_of(story)}, terminal.as_data(story)
             show = functools.partial(terminal.print_summary, story)
-        page = _write(page, content)
+        if page.suffix not in (".html", ".md"):
+            raise UsageError(f"out={page}: a report is FILE.html with FILE.md beside it: name one of them, or a folder "
+                             "(one that is not there yet ends in a slash)")
+        page = page.with_suffix(".html")
+        write_output(page, html(**content))
+        write_output(page.with_suffix(".md"), markdown(**content))
         if settings.report.format == "json":
             print(_block(json.dumps(data, indent=1, ensure_ascii=False, default=str)))
             print(f"report: {page}", file=sys.stderr)
@@ -61,16 +65,6 @@ def report(settings: Settings, study: Study) -> int:
             show()
             print(f"Report: {page}")
     return 0
-
-
-def _write(page: pathlib.Path, content: dict[str, Any]) -> pathlib.Path:
-    """Write FILE.html and FILE.md, whichever was named; returns the first. Raises UsageError for another kind."""
-    if page.suffix not in (".html", ".md"):
-        raise UsageError(f"out={page}: a report is FILE.html with FILE.md beside it: name one of them, or a folder "
-                         "(one that is not there yet ends in a slash)")
-    write_output(page.with_suffix(".html"), html(**content))
-    write_output(page.with_suffix(".md"), markdown(**content))
-    return page.with_suffix(".html")
 
 
 def content_of(story: Story) -> dict[str, Any]:
@@ -86,7 +80,6 @@ def content_of(story: Story) -> dict[str, Any]:
 
 
 def _head(story: Story) -> dict[str, Any]:
-    """Title, headline and the conditions in a few words."""
     made = story.provenance
     gpus = made.get("gpu") or []
     device = f"{len(gpus)} GPUs" if len(gpus) > 1 else "1 GPU" if gpus else str(made.get("cpu") or "")
@@ -99,22 +92,20 @@ def _head(story: Story) -> dict[str, Any]:
             "footer": f"{verdict.spent_words(story)}. Stopped: {verdict.stop_words(story)}."}
 
 
-def _facts(story: Story) -> list[tuple[str, str]]:
-    """(label, value) of everything known of the study's conditions."""
+def _facts(story: Story) -> dict[str, str]:
+    """Everything known of the study's conditions by label."""
     identity, made = story.identity, story.provenance
-    rows: list[tuple[str, Any]] = [
-        ("Study", story.study), ("Space", f"{story.space.name}, digest {identity.get('space_digest')}"),
-        ("Strategy", story.strategy), ("Engine", story.engine),
-        ("Model", ", ".join(f"{k}: {v}" for k, v in (identity.get("model") or {}).items())),
-        ("GPUs (hashed UUIDs)", ", ".join(map(str, made.get("gpu") or []))), ("Driver", made.get("driver")),
-        ("CPU", made.get("cpu")), ("Kernel", made.get("kernel")),
-        ("autotune", made.get("autotune")), ("Python", made.get("python")),
-        ("Packages", ", ".join(f"{k} {v}" for k, v in (made.get("packages") or {}).items())),
-        ("Workload", _mapping_text(identity.get("workload"))), ("Limits", _mapping_text(identity.get("limits"))),
-        ("Seeds", _mapping_text(made.get("seeds"))), ("Started", made.get("created")),
-        ("Time", verdict.spent_words(story)), ("Trials", verdict.counts_words(story)),
-    ]
-    return [(k, one_line(v)) for k, v in rows if v not in (None, "", "None")]
+    facts: dict[str, Any] = {
+        "Study": story.study, "Space": f"{story.space.name}, digest {identity.get('space_digest')}",
+        "Strategy": story.strategy, "Engine": story.engine,
+        "Model": ", ".join(f"{k}: {v}" for k, v in (identity.get("model") or {}).items()),
+        "GPUs (hashed UUIDs)": ", ".join(map(str, made.get("gpu") or [])), "Driver": made.get("driver"),
+        "CPU": made.get("cpu"), "Kernel": made.get("kernel"), "autotune": made.get("autotune"),
+        "Python": made.get("python"), "Packages": _mapping_text(made.get("packages")),
+        "Workload": _mapping_text(identity.get("workload")), "Limits": _mapping_text(identity.get("limits")),
+        "Seeds": _mapping_text(made.get("seeds")), "Started": made.get("created"),
+        "Time": verdict.spent_words(story), "Trials": verdict.counts_words(story)}
+    return {label: one_line(fact) for label, fact in facts.items() if fact not in (None, "", "None")}
 
 
 def _mapping_text(value: Any) -> str:
@@ -146,7 +137,6 @@ def _environment(form: str) -> jinja2.Environment:
 
 
 def _classes(**names: bool) -> Markup:
-    """The class attribute of an element."""
     held = " ".join(name for name, holds in names.items() if holds)
     return Markup(' class="{}"').format(held) if held else Markup()
 

@@ -118,7 +118,6 @@ class Story:
 
     @property
     def unit(self) -> str:
-        """Unit of the objective."""
         return UNITS.get(self.objective, self.objective)
 
     @property

@@ -50,7 +50,6 @@ class Table(NamedTuple):
 
     @property
     def css(self) -> str:
-        """Style classes by the number of columns."""
         needed = [c for c in self.columns if not c.optional]
         classes = {"stack": len(needed) > 3 and sum(not c.numeric for c in needed) > 2, "wide": len(self.columns) > 4,
                    "dense": len(self.columns) > 8}
@@ -61,7 +60,6 @@ class Table(NamedTuple):
         return self.only(*(c.title for i, c in enumerate(self.columns) if any(row[i].text for row in self.rows)))
 
     def only(self, *titles: str) -> Table:
-        """The table with these columns alone."""
         kept = [i for i, column in enumerate(self.columns) if column.title in titles]
         return Table(tuple(self.columns[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in self.rows),
                      self.caption)
@@ -112,15 +110,14 @@ def finalists(story: Story) -> Table:
     rows = []
     for entry in story.finalists:
         result = story.confirmed_gain(entry)
-        status = "winner" if entry is story.winner and story.confirmed else \
-            str(result.get("verdict", "")).replace("_", " ")
+        won = entry is story.winner and story.confirmed
         low, high = (list(result.get("interval") or []) + [None, None])[:2]
         error = "" if entry.relative_error is None else f" ± {percent(entry.relative_error)}"
-        rows.append((str(entry.trial),
-                     changes_text(story.space.baseline, entry.config) or "nothing: it is the baseline",
-                     f"{number(entry.value)}{error}", *([number(entry.figures.get(ACCEPTANCE))] if acceptance else []),
+        changes = changes_text(story.space.baseline, entry.config) or "nothing: it is the baseline"
+        rows.append((str(entry.trial), changes, f"{number(entry.value)}{error}",
+                     *([number(entry.figures.get(ACCEPTANCE))] if acceptance else []),
                      percent(result.get("gain"), signed=True) if result else "", verdict.interval_text(low, high),
-                     status))
+                     "winner" if won else str(result.get("verdict", "")).replace("_", " ")))
     return table(("Trial", "Differs from the baseline in", f">{story.unit}",
                   *([">Acceptance length"] if acceptance else []), ">Confirmed gain", "Interval", "Standing"), rows)
 

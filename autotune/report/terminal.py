@@ -62,7 +62,6 @@ def print_summary(story: Story, file: IO[str] | None = None) -> None:
 
 
 def print_comparison(comparison: Comparison, file: IO[str] | None = None) -> None:
-    """Write a comparison's headline, caveats and tables."""
     console, head = _console(file), comparison.head()
     console.print(_text(head["headline"], "bold"))
     console.print(_text("\n".join((head["support"], *comparison.caveats)), keep="\n"))
@@ -72,7 +71,6 @@ def print_comparison(comparison: Comparison, file: IO[str] | None = None) -> Non
 
 
 def _console(file: IO[str] | None) -> Console:
-    """A console; a pipe gets a fixed width."""
     stream = file or sys.stdout
     return Console(file=stream, width=None if stream.isatty() else PIPED_WIDTH, highlight=False, markup=False,
                    emoji=False)

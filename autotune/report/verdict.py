@@ -57,11 +57,11 @@ def support(story: Story) -> str:
     if story.conclusion is Conclusion.NOTHING_MEASURED:
         words.append(f"{count(story.counts.crashed, 'trial')} of {story.counts.trials:,} crashed."
                      if story.counts.trials else "No trial was run.")
-        doubts = collections.Counter(r for record in story.records for r in record.invalid_reasons)
+        doubts = collections.Counter(one_line(reason) for record in story.records for reason in record.invalid_reasons)
         if doubts:
-            reasons = ", ".join(f"{one_line(reason)} {n}" for reason, n in doubts.most_common(3))
-            invalid = count(story.counts.invalid, "measurement")
-            words.append(f"{invalid} may not be compared ({reasons}; docs/measurement.md).")
+            reasons = ", ".join(f"{reason} {n}" for reason, n in doubts.most_common(3))
+            words.append(f"{count(story.counts.invalid, 'measurement')} may not be compared ({reasons}; "
+                         "docs/measurement.md).")
     elif story.conclusion is Conclusion.NOTHING_FEASIBLE:
         nearest = min(story.measured, key=lambda t: max(t.ratios.values(), default=float("inf")))
         broken = ", ".join(f"{name} {percent(nearest.ratios[name] - 1, signed=True)}" for name in nearest.violated)
@@ -131,9 +131,8 @@ def limit_words(limit: Limit) -> str:
 
 def headroom(ratio: float | None) -> str:
     """Distance to a limit in brackets, for use after the limit; "" when unknown."""
-    if ratio is None:
-        return ""
-    return f" ({percent(1 - ratio)} headroom)" if ratio <= 1 else f" (over by {percent(ratio - 1)})"
+    return "" if ratio is None else \
+        f" ({percent(1 - ratio)} headroom)" if ratio <= 1 else f" (over by {percent(ratio - 1)})"
 
 
 def energy_words(entry: Tested | None) -> str:
@@ -156,10 +155,9 @@ def spent_words(story: Story) -> str:
 
 def counts_words(story: Story) -> str:
     c = story.counts
-    parts = [(c.feasible, "within limits"), (c.infeasible, "over a limit"), (c.invalid, "invalid"),
-             (c.crashed, "crashed"), (c.failed, "failed in autotune"), (c.running, "running"),
-             (c.copied, "the same server as another")]
-    return ", ".join(f"{n:,} {what}" for n, what in parts if n) or "none"
+    parts = {"within limits": c.feasible, "over a limit": c.infeasible, "invalid": c.invalid, "crashed": c.crashed,
+             "failed in autotune": c.failed, "running": c.running, "the same server as another": c.copied}
+    return ", ".join(f"{n:,} {what}" for what, n in parts.items() if n) or "none"
 
 
 def stop_words(story: Story) -> str:
