@@ -113,11 +113,12 @@ def _spelled(folder: str, places: tuple[str, ...]) -> tuple[frozenset[str], froz
 def interpreter_problem(engine: EngineSpec) -> str | None:
     """The reason why the engine's interpreter or program cannot start; None when it is found."""
     program = engine.command[0].replace("{python}", engine.python or sys.executable)
-    if shutil.which(program) is None:
-        mend = "set engine.python=/path/to/python" if "{python}" in engine.command[0] else \
-            f"put it on PATH, or its path into the command of engine {engine.name}"
-        return f"the program {program} is not found, or cannot be run ({mend})"
-    return None
+    if shutil.which(program):
+        return None
+    mend = f"put it on PATH, or its path into the command of engine {engine.name}"
+    if "{python}" in engine.command[0]:
+        mend = "set engine.python=/path/to/python"
+    return f"the program {program} is not found, or cannot be run ({mend})"
 
 
 def cpu_name() -> str:

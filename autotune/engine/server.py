@@ -55,16 +55,13 @@ class ServerSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A failed server before its log is read: the input of the crash classifier.
+    """A failed server before its log is read: the input of the crash classifier."""
 
-    `kind` is exited, stage_timeout, bad_answer or hung. `detail` is one line of evidence.
-    """
-
-    kind: str
+    kind: str  # exited, stage_timeout, bad_answer or hung
     stage: Stage
     after_s: float
     exit_status: int | None
-    detail: str
+    detail: str  # one line of evidence
 
 
 class SupervisorFailed(AutotuneError):
@@ -209,32 +206,29 @@ class Server:
             path, body = "/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "temperature": 0, "model": model}
         try:
             answer = ask(self.url + path, body, within_s=self.settings.request_timeout_s)
+            said = repr(self.redactor.text(answer.text)[:300])
             if answer.status != 200:
-                return f"POST {path}: HTTP {answer.status}: {self.redactor.text(answer.text)[:300]!r}"
+                return f"POST {path}: HTTP {answer.status}: {said}"
             produced = count(usage_of(answer.json()), "completion_tokens")
-        except NoAnswer as error:
-            return f"POST {path}: no answer: {error}"
-        except BadAnswer as error:
-            return f"POST {path}: bad answer: {error}"
+        except (NoAnswer, BadAnswer) as error:
+            return f"POST {path}: {'no' if isinstance(error, NoAnswer) else 'bad'} answer: {error}"
         if produced is None:
-            return f"POST {path}: an answer without token counts: {self.redactor.text(answer.text)[:300]!r}"
+            return f"POST {path}: an answer without token counts: {said}"
         return None if produced else f"POST {path}: no token generated"
 
     def model_name(self) -> str | None:
         """The first name that /v1/models lists; None when there is none."""
-        try:
-            models = parts(self.get_json("/v1/models"), "data")
-            return text(models[0], "id") or None if models else None
-        except BadAnswer:
-            return None
+        with contextlib.suppress(BadAnswer):
+            for model in parts(self.get_json("/v1/models"), "data"):
+                return text(model, "id") or None
+        return None
 
     def get_json(self, path: str) -> dict[str, Any]:
         """A JSON object from the server; {} when it does not answer with one."""
-        try:
+        with contextlib.suppress(NoAnswer, BadAnswer):
             answer = ask(self.url + path, within_s=self.settings.request_timeout_s)
             return answer.json() if answer.status == 200 else {}
-        except (NoAnswer, BadAnswer):
-            return {}
+        return {}
 
     def stop(self) -> int | None:
         """End every process of the server and return its exit status. Safe to call twice."""

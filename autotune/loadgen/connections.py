@@ -36,10 +36,10 @@ def _no_socket() -> tuple[bytes, float]:
 class Slot:
     """One connection and the request in flight on it, moved by `Connections`.
 
-    `interest` is what the poller watches for on `fd`. `parts` were read at the times `stamps` and are not parsed yet.
-    `plain`: the next bytes belong to a running stream. A `watched` slot is read at once, others when the kernel has
-    `wait` bytes, or at `read_by` (CLOCK_MONOTONIC seconds). `size` is the payload so far in bytes, `out` the request
-    bytes still to be sent; `used`: this connection has carried an answer before.
+    The poller watches `fd` for `interest`. `parts` were read at the times `stamps` and are not parsed yet. `plain`: the
+    next bytes belong to a running stream. A `watched` slot is read at once, others when the kernel has `wait` bytes, or
+    at `read_by` (CLOCK_MONOTONIC seconds). `size` is the payload so far in bytes, `out` the request bytes still to be
+    sent; `used`: this connection has carried an answer before.
     """
 
     number: int
@@ -68,12 +68,6 @@ class Slot:
             self.wait = size
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
-    def close(self) -> None:
-        """Close the socket; the slot can be connected again."""
-        if self.sock is not None:
-            self.sock.close()
-        self.sock, self.fd, self.receive, self.wait = None, -1, _no_socket, 1
-
 
 class Connections:
     """The connections of a `LoadOrder`, each with at most one request in flight; a closed loop replaces finished ones.
@@ -87,18 +81,16 @@ class Connections:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
         self.family, self.address = found[0], found[4]
         self.source = RequestSource(order, f"{host}:{port}")
-        watch_all = (order.watch_all or not order.load.ignore_eos or order.load.concurrency <= FEWEST_WATCHED
-                     or order.load.token_timeout_s < LEAST_TIMEOUT_S)
-        self.slots = [Slot(number, watched=watch_all) for number in range(order.load.concurrency)]
+        watch_all = (order.watch_all or not self.load.ignore_eos or self.load.concurrency <= FEWEST_WATCHED
+                     or self.load.token_timeout_s < LEAST_TIMEOUT_S)
+        self.slots = [Slot(number, watched=watch_all) for number in range(self.load.concurrency)]
         self.pacing = Pacing(enabled=not watch_all and http1.can_wait_for_bytes())
         self.by_fd: dict[int, Slot] = {}
         self.poller = http1.poller()
         self.tally = Tally()
         self.pausing: list[tuple[float, Slot]] = []  # (end of the pause, slot)
         self._ended: list[tuple[Reply, int | None, TokenStream, float]] = []
-        self.closed_loop = order.load.rate_per_s is None
-
-    # Reading
+        self.closed_loop = self.load.rate_per_s is None
 
     def ready(self, slot: Slot, mask: int, now: float) -> None:
         """Handle an event of the poller on a slot that is not in the midst of a stream."""
@@ -155,11 +147,10 @@ class Connections:
 
     def failed_read(self, slot: Slot, now: float, error: OSError) -> None:
         """Handle a read that failed; no bytes to read is no failure."""
-        if isinstance(error, BlockingIOError):
-            return
-        self.parse(slot, now)
-        if slot.state == READING and slot.reply is not None:
-            self.broken(slot, now, "reset", str(error))
+        if not isinstance(error, BlockingIOError):
+            self.parse(slot, now)
+            if slot.state == READING and slot.reply is not None:
+                self.broken(slot, now, "reset", str(error))
 
     def parse(self, slot: Slot, now: float) -> None:
         """Parse what was read. An empty read is the end of the connection."""
@@ -241,11 +232,9 @@ class Connections:
             done.attempts += 1
             self.tally.kinds["retry"] += 1
             self._send(slot, now, done)
-            return
-        self._free(slot, now, failed=True)
-        self.tally.ended(done, parser.status, now, kind, detail)
-
-    # Sending
+        else:
+            self._free(slot, now, failed=True)
+            self.tally.ended(done, parser.status, now, kind, detail)
 
     def start(self, slot: Slot, now: float, due: float | None = None) -> None:
         """Send the next request on a free slot; it was `due` when it is sent, if no time is given."""
@@ -266,12 +255,10 @@ class Connections:
     def _free(self, slot: Slot, now: float, failed: bool) -> None:
         """Free a slot: in a closed loop it gets the next request, after an error with a pause."""
         slot.reply, slot.state = None, IDLE
-        if not self.closed_loop:
-            return
-        if failed:
+        if self.closed_loop and failed:
             pause = min(BACKOFF_S[0] * 2 ** min(self.tally.errors_in_row, 10), BACKOFF_S[1])
             self.pausing.append((now + pause, slot))
-        else:
+        elif self.closed_loop:
             self.start(slot, now)
 
     def _send(self, slot: Slot, now: float, new: Reply) -> None:
@@ -298,20 +285,18 @@ class Connections:
         self.by_fd[slot.fd] = slot
         slot.interest = select.POLLIN | select.POLLOUT
         self.poller.register(slot.fd, slot.interest)
-        error = sock.connect_ex(self.address)
-        if error and error != errno.EINPROGRESS:
+        if (error := sock.connect_ex(self.address)) not in (0, errno.EINPROGRESS):
             self.broken(slot, now, "connect", os.strerror(error))
 
     def _progress(self, slot: Slot, mask: int, now: float) -> None:
         """Advance a connection that is being made, has request bytes left to send, or has nothing in flight."""
         assert slot.sock is not None
         if slot.state == CONNECTING:
-            error = slot.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if error:
+            if error := slot.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self.broken(slot, now, "connect", os.strerror(error))
-                return
-            slot.state = READING
-            self._flush(slot, now)
+            else:
+                slot.state = READING
+                self._flush(slot, now)
         elif slot.state == IDLE:  # the peer closed a kept-alive connection
             self._drop(slot)
         elif mask & select.POLLOUT:
@@ -339,4 +324,5 @@ class Connections:
         if slot.sock is not None:
             self.by_fd.pop(slot.fd, None)
             self.poller.unregister(slot.fd)
-            slot.close()
+            slot.sock.close()
+            slot.sock, slot.fd, slot.receive, slot.wait = None, -1, _no_socket, 1

@@ -49,7 +49,7 @@ class Load:
         """Send until a command comes, then report. Returns when the parent has everything, or is gone."""
         work = self.connections
         work.poller.register(self.commands, select.POLLIN)
-        work.source.prepare(len(work.slots) if self.rate is None else 1)
+        work.source.refill(float("inf"), len(work.slots) if self.rate is None else 1)
         next_tick = next_timers = now = time.monotonic()
         if self.rate is None:
             for idle in work.slots:
@@ -89,23 +89,18 @@ class Load:
                 self._arrive(now)
         self._report(time.monotonic())
 
-    # Time
-
     def _wait(self, until: float) -> list[tuple[int, int]]:
         """The poller's events, at `until` the latest. When few come, a short pause lets more of them come."""
         source, poll = self.connections.source, self.connections.poller.poll
         short = source.short
         events: list[tuple[int, int]] = poll(0.0 if short else max(0.0, until - time.monotonic()))
-        if len(events) >= FEW:
-            return events
-        if short:
+        if short and len(events) < FEW:
             source.refill()
-        elif events:
+            events = poll(0.0)
+        elif 0 < len(events) < FEW:
             time.sleep(self.gather_s if self.rate is None else max(0.0, min(self.gather_s, until - time.monotonic())))
-        else:
-            return events
-        again: list[tuple[int, int]] = poll(0.0)
-        return again
+            events = poll(0.0)
+        return events
 
     def _arrive(self, now: float) -> None:
         """Open loop: send the requests that are due; `late` counts those that found no connection free."""
@@ -121,19 +116,14 @@ class Load:
 
     def _timers(self, now: float) -> None:
         load, broken = self.load, self.connections.broken
-        for slot in self.connections.slots:
-            current = slot.reply
-            if current is None:
-                continue
+        for slot, sent_s in [(slot, slot.reply.sent) for slot in self.connections.slots if slot.reply is not None]:
             times = slot.stream.times
-            if now - current.sent > load.request_timeout_s:
+            if now - sent_s > load.request_timeout_s:
                 broken(slot, now, "timeout_request", f"not done after {load.request_timeout_s:g} s")
-            elif not times and now - current.sent > load.first_token_timeout_s:
+            elif not times and now - sent_s > load.first_token_timeout_s:
                 broken(slot, now, "timeout_first_token", f"no token within {load.first_token_timeout_s:g} s")
             elif times and now - times[-1] > load.token_timeout_s:
                 broken(slot, now, "timeout_token", f"no further token within {load.token_timeout_s:g} s")
-
-    # Reporting
 
     def _tick(self, now: float) -> None:
         work = self.connections

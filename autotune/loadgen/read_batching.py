@@ -105,16 +105,12 @@ class Pacing:
         self.tokens += weight * (counts[-1] - counts[0] - self.tokens)
         self.took_s += weight * (took_s - self.took_s)
         self.watch = min(max(FEWEST_WATCHED, math.ceil(GAPS_PER_S * self.gap_s)), MOST_WATCHED)
-        before = counts[0]
-        for part, count in zip(parts, counts[1:], strict=True):
+        for part, before, count in zip(parts, counts[:-1], counts[1:], strict=True):
             if count <= before:
                 return
             each = len(part) / (count - before)
-            if not each >= self.token_bytes > 0:
-                self.token_bytes = each
-            else:
-                self.token_bytes += RELAX * (each - self.token_bytes)
-            before = count
+            known = each >= self.token_bytes > 0
+            self.token_bytes = self.token_bytes + RELAX * (each - self.token_bytes) if known else each
 
     def saw_late_end(self) -> None:
         """Count an answer whose end the kernel did not report."""

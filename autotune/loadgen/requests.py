@@ -58,20 +58,15 @@ class RequestSource:
         self._headers = _auth(order.target)
         self._index, self._ready = 0, deque[Request]()
 
-    def prepare(self, count: int) -> None:
-        """Make `count` requests ahead."""
-        while len(self._ready) < count:
-            self._ready.append(self._build())
-
     @property
     def short(self) -> bool:
         """True if fewer than 64 requests are ready."""
         return len(self._ready) < AHEAD[0]
 
-    def refill(self, seconds: float = BATCH_S) -> None:
-        """Make requests ahead for so long, unless enough are: for moments with nothing else to do."""
+    def refill(self, seconds: float = BATCH_S, enough: int = AHEAD[1]) -> None:
+        """Make requests ahead for so long, or until there are `enough`."""
         end = time.monotonic() + seconds
-        while len(self._ready) < AHEAD[1] and time.monotonic() < end:
+        while len(self._ready) < enough and time.monotonic() < end:
             self._ready.append(self._build())
 
     def next(self) -> Request:
@@ -81,8 +76,7 @@ class RequestSource:
         index, load = self._index, self._load
         self._index += 1
         wanted = load.output_tokens * (1 + load.output_spread * (2 * share(f"{load.seed}/length/{index}") - 1))
-        if load.rate_per_s is None and index < load.concurrency:
-            # the rest of a request already under way: finishes spread from the start
+        if load.rate_per_s is None and index < load.concurrency:  # the rest of a request: ends spread from the start
             wanted *= share(f"{load.seed}/begun/{index}")
         tokens = max(1, round(wanted))
         wire_format, body = _body(self._target, self._prompts.prompt(index), tokens, load.temperature,

@@ -10,7 +10,7 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -63,7 +63,7 @@ def _generate_body(asked: Generation) -> dict[str, Any]:
     return {"sampling_params": sampling, "stream": asked.stream, **prompt}
 
 
-def is_messages(prompt: Prompt) -> bool:
+def is_messages(prompt: Prompt) -> TypeGuard[Messages]:
     """True for a list of chat messages."""
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
 
@@ -72,8 +72,7 @@ def as_text(prompt: Prompt) -> str | None:
     """A prompt as plain text, chat messages without a chat template; None for token ids."""
     if isinstance(prompt, str):
         return prompt
-    messages: list[Any] = prompt
-    return "\n".join(f"{m['role']}: {m['content']}" for m in messages) if is_messages(prompt) else None
+    return "\n".join(f"{m['role']}: {m['content']}" for m in prompt) if is_messages(prompt) else None
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNT)]

@@ -14,10 +14,10 @@ import math
 import pathlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from autotune.loadgen.requests import PromptSet, complete
 from autotune.loadgen.spec import PromptSpec, Target
-from autotune.loadgen.wire_formats import Prompt
 from autotune.records import UsageError
 from autotune.utils.files import read_plain, write_json
 from autotune.utils.http import BadAnswer, NoAnswer
@@ -55,8 +55,7 @@ class AgreementSettings:
             raise UsageError("agreement: needs 0 < floor < 1, ratio >= 1 and 0 < alpha < 0.5")
 
 
-@dataclasses.dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """One greedy output; `tokens` by the server's count."""
 
     text: str
@@ -140,15 +139,21 @@ class Gate:
         return [Output(hide(o.text), o.tokens) for o in collect(target, self.settings, self.prompts, at_once)]
 
     def _keep(self, runs: Sequence[Sequence[Output]]) -> None:
-        write_json(self.file, {"asked": self._asked(), "runs": [[[o.text, o.tokens] for o in run] for run in runs]})
+        write_json(self.file, {"asked": self._asked(), "runs": runs})
 
 
 def collect(target: Target, settings: AgreementSettings, prompts: PromptSpec, concurrency: int) -> list[Output]:
     """Greedy outputs of the fixed prompts, `concurrency` at a time. Raises NoAnswer and BadAnswer."""
     source = PromptSet(prompts, settings.context_tokens)
+
+    def output(index: int) -> Output:
+        found = complete(target, source.prompt(index), settings.output_tokens, settings.timeout_s)
+        text = found.text[:settings.output_tokens * MAX_CHARS_PER_TOKEN]
+        return Output(text, found.completion_tokens or len(text.split()))
+
     pool = ThreadPoolExecutor(max_workers=concurrency)
     try:
-        return list(pool.map(lambda i: _complete(target, source.prompt(i), settings), range(settings.prompts)))
+        return list(pool.map(output, range(settings.prompts)))
     finally:
         pool.shutdown(cancel_futures=True)  # after a bad answer the others are not waited for
 
@@ -168,9 +173,9 @@ def compare(candidate: Sequence[Output], baselines: Sequence[Sequence[Output]],
     own = [_divergences(run, [*baselines[:i], *baselines[i + 1:]]) for i, run in enumerate(baselines)
            if len(baselines) > 1]
     own_divergences, own_tokens = sum(p for p, _, _ in own), sum(t for _, t, _ in own)
-    noise = own_divergences / own_tokens if own_tokens else None
-    bound = _poisson_upper(own_divergences) / own_tokens if own_tokens else 0.0
-    allowed = max(settings.floor, settings.ratio * noise if noise else 0.0, bound if own_divergences else 0.0)
+    noise, allowed = own_divergences / own_tokens if own_tokens else None, settings.floor
+    if noise:
+        allowed = max(allowed, settings.ratio * noise, _poisson_upper(own_divergences) / own_tokens)
     chance = poisson_tail(divergences, tokens * allowed)
     if chance < settings.alpha:
         reasons = ("diverges", *reasons)
@@ -178,8 +183,7 @@ def compare(candidate: Sequence[Output], baselines: Sequence[Sequence[Output]],
 
 
 def repeats(text: str) -> bool:
-    """Whether a text ends in a loop: at least half of it (and 32 characters) is one piece of up to 64 characters
-    four times or more."""
+    """True if half of a text, at least 32 characters, is one piece of up to 64 characters, four times or more."""
     for period in range(1, min(LOOP_PERIOD, len(text) // LOOP_REPEATS) + 1):
         length = period
         while length < len(text) and text[-length - 1] == text[-length - 1 + period]:
@@ -199,10 +203,6 @@ def common_share(a: str, b: str) -> float:
 
 def poisson_tail(count: int, mean: float) -> float:
     """P(K >= count) of a Poisson variable."""
-    if count <= 0:
-        return 1.0
-    if mean <= 0:
-        return 0.0
     term, below = math.exp(-mean), 0.0
     for k in range(count):
         below += term
@@ -212,13 +212,10 @@ def poisson_tail(count: int, mean: float) -> float:
 
 def _divergences(run: Sequence[Output], references: Sequence[Sequence[Output]]) -> tuple[int, float, float]:
     """(outputs that diverge from every reference, tokens until then or the end, mean share that agrees)."""
-    divergences, tokens, shares = 0, 0.0, 0.0
-    for i, output in enumerate(run):
-        share = max(common_share(output.text, reference[i].text) for reference in references)
-        shares += share
-        divergences += share < 1
-        tokens += max(1.0, share * output.tokens + (share < 1))
-    return divergences, tokens, shares / len(run) if run else 1.0
+    shares = [max(common_share(output.text, other.text) for other in others)
+              for output, *others in zip(run, *references, strict=True)]
+    tokens = sum(max(1.0, share * output.tokens + (share < 1)) for share, output in zip(shares, run, strict=True))
+    return sum(share < 1 for share in shares), tokens, sum(shares) / len(run) if run else 1.0
 
 
 def _poisson_upper(count: int) -> float:
@@ -233,16 +230,10 @@ def _poisson_upper(count: int) -> float:
 def _defects(candidate: Sequence[Output], baselines: Sequence[Sequence[Output]]) -> tuple[str, ...]:
     """`empty` and `repeats`, where the baseline does not do the same."""
     found = []
-    checks = (("empty", lambda text: not text.strip(), 0.1), ("repeats", repeats, 0.5 if not baselines else 0.1))
+    checks = (("empty", lambda text: not text.strip(), 0.1), ("repeats", repeats, 0.1 if baselines else 0.5))
     for name, check, share in checks:
         bad = sum(1 for i, output in enumerate(candidate)
                   if check(output.text) and not any(check(run[i].text) for run in baselines if i < len(run)))
         if bad and bad >= max(2 if len(candidate) > 1 else 1, share * len(candidate)):
             found.append(name)
     return tuple(found)
-
-
-def _complete(target: Target, prompt: Prompt, settings: AgreementSettings) -> Output:
-    found = complete(target, prompt, settings.output_tokens, settings.timeout_s)
-    text = found.text[:settings.output_tokens * MAX_CHARS_PER_TOKEN]
-    return Output(text, found.completion_tokens or len(text.split()))

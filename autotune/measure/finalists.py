@@ -73,8 +73,7 @@ class Confirmation:
             raise UsageError("confirm: the baseline and each finalist must be named once")
         self.baseline, self.finalists, self.settings = baseline, tuple(finalists), settings
         self._logs: dict[str, list[float]] = {key: [] for key in (baseline, *finalists)}
-        self._out: dict[str, str] = {}  # dropped finalists and their verdicts
-        self._frozen: dict[str, Gain] = {}
+        self._dropped: dict[str, Gain] = {}
         self._baseline_failures = 0
         self._winner: str | None = None
         self._ended = "" if finalists else "there is no finalist"
@@ -84,7 +83,7 @@ class Confirmation:
 
     @property
     def live(self) -> tuple[str, ...]:
-        return tuple(key for key in self.finalists if key not in self._out)
+        return tuple(key for key in self.finalists if key not in self._dropped)
 
     @property
     def rounds(self) -> int:
@@ -101,18 +100,17 @@ class Confirmation:
             raise UsageError(f"confirm: the next block is {self.next()}, not {key}")
         if value is not None and not (math.isfinite(value) and value > 0):
             raise UsageError(f"confirm: {value} is not a positive objective")
-        if value is not None:
-            self._queue.pop(0)
-            self._logs[key].append(math.log(value))
-            self._baseline_failures = 0 if key == self.baseline else self._baseline_failures
-        elif key == self.baseline:
-            self._baseline_failures += 1  # stays next
+        if key == self.baseline:
+            self._baseline_failures = self._baseline_failures + 1 if value is None else 0
             if self._baseline_failures >= BASELINE_FAILURES:
                 self._ended = f"the baseline failed {self._baseline_failures} times in a row"
-            return
-        else:
-            self._queue.pop(0)
+            if value is None:
+                return  # it stays next
+        self._queue.pop(0)
+        if value is None:
             self._drop(key, "failed")
+        else:
+            self._logs[key].append(math.log(value))
         if not self.live:
             self._ended = "no finalist is left"
         elif not self._queue:
@@ -125,14 +123,11 @@ class Confirmation:
             self.add(key, value)
 
     def decision(self) -> Decision:
-        """What is known now; final once `next` is None."""
-        gains = {key: self._frozen.get(key) or self._gain(key) for key in self.finalists}
-        if not self._ended:
-            state = "running"
-        elif self._winner is not None:
-            state = "confirmed"
-        else:
-            state = "failed" if self._baseline_failures >= BASELINE_FAILURES else "no_improvement"
+        """The state so far; final once `next` is None."""
+        gains = {key: self._dropped.get(key) or self._gain(key) for key in self.finalists}
+        failed = self._baseline_failures >= BASELINE_FAILURES
+        state = ("running" if not self._ended else "confirmed" if self._winner is not None
+                 else "failed" if failed else "no_improvement")
         return Decision(state, self._winner, gains, self.rounds, self._ended or "not decided yet")
 
     def _refill(self) -> None:
@@ -146,10 +141,11 @@ class Confirmation:
         if self.rounds < self.settings.min_rounds:
             return
         gains = {key: self._gain(key) for key in self.live}
-        leader = max(gains, key=lambda key: self._mean(key))
+        leader = max(gains, key=self._mean)
         if gains[leader].verdict == "better":
-            self._win(leader, gains[leader])
-            return
+            self._winner, low = leader, gains[leader].low or 0.0
+            self._ended = f"a gain of at least {100 * low:.2g} % is certain after {self.rounds} rounds"
+            return  # no other gain can be certain where the leader's is not
         for key, gain in gains.items():
             beaten = key != leader and self._difference(leader, key)[1] > 0
             if beaten or (gain.high is not None and gain.high < self.settings.worth):
@@ -157,21 +153,10 @@ class Confirmation:
         if not self.live:
             self._ended = f"no finalist can gain {100 * self.settings.worth:g} %"
         elif self.rounds >= self.settings.max_rounds:
-            better = [key for key in self.live if gains[key].verdict == "better"]
-            if better:
-                best = max(better, key=self._mean)
-                self._win(best, gains[best])
-            else:
-                self._ended = f"no gain is certain after {self.rounds} rounds"
-
-    def _win(self, key: str, gain: Gain) -> None:
-        assert gain.gain is not None and gain.low is not None
-        self._winner = key
-        self._ended = f"a gain of at least {100 * gain.low:.2g} % is certain after {self.rounds} rounds"
+            self._ended = f"no gain is certain after {self.rounds} rounds"
 
     def _drop(self, key: str, verdict: str) -> None:
-        self._frozen[key] = dataclasses.replace(self._gain(key), verdict=verdict)
-        self._out[key] = verdict
+        self._dropped[key] = dataclasses.replace(self._gain(key), verdict=verdict)
 
     def _mean(self, key: str) -> float:
         logs = self._logs[key][:self.rounds]
@@ -180,9 +165,8 @@ class Confirmation:
     def _gain(self, key: str) -> Gain:
         n = min(len(self._logs[key]), len(self._logs[self.baseline]))
         if n < 2 or self.rounds < 2:
-            pairs = list(zip(self._logs[key], self._logs[self.baseline], strict=False))
-            mean = sum(f - b for f, b in pairs) / n if n else None
-            return Gain(None if mean is None else math.expm1(mean), None, None, n, "open")
+            total = sum(f - b for f, b in zip(self._logs[key], self._logs[self.baseline], strict=False))
+            return Gain(math.expm1(total / n) if n else None, None, None, n, "open")
         mean, low, high = self._difference(key, self.baseline)
         verdict = "better" if low > 0 and self.rounds >= self.settings.min_rounds else "open"
         return Gain(math.expm1(mean), math.expm1(low), math.expm1(high), self.rounds, verdict)

@@ -23,11 +23,8 @@ def token_arrivals(replies: Sequence[Reply]) -> tuple[Floats, Floats]:
     loose = [r for r in replies if not r.counted and r.completion_tokens is not None and r.times]
     events = sum(len(r.times) for r in loose)
     mean = sum(r.tokens for r in loose) / events if events else 1.0
-    times: list[Floats] = []
-    tokens: list[Floats] = []
-    for r in replies:
-        if not r.times:
-            continue
+    times, tokens = [np.empty(0)], [np.empty(0)]
+    for r in (r for r in replies if r.times):
         at = np.frombuffer(r.times, dtype=np.float64)
         if r.counted:
             counts = np.maximum.accumulate(np.frombuffer(r.counts, dtype=np.int64))
@@ -36,13 +33,10 @@ def token_arrivals(replies: Sequence[Reply]) -> tuple[Floats, Floats]:
                 gained[-1] += r.completion_tokens - counts[-1]
             if not r.watched:
                 at, gained = _spread(at, gained)
-            tokens.append(gained)
         else:
-            each = r.tokens / len(r.times) if r.completion_tokens is not None else mean
-            tokens.append(np.full(len(r.times), each))
+            gained = np.full(len(r.times), mean if r.completion_tokens is None else r.tokens / len(r.times))
         times.append(at)
-    if not times:
-        return np.empty(0), np.empty(0)
+        tokens.append(gained)
     return np.concatenate(times), np.concatenate(tokens)
 
 
@@ -62,9 +56,10 @@ def tokens_between(arrivals: tuple[Floats, Floats], edges: Sequence[float]) -> l
     return [float(c) for c in counts]
 
 
-def percentiles(seconds: Sequence[float] | Floats) -> Percentiles | None:
-    """Percentiles in ms of durations in s; None of nothing."""
+def percentiles(seconds: Sequence[float | None] | Floats) -> Percentiles | None:
+    """Percentiles in ms of durations in s, without unknown ones; None if there is none."""
     values = np.asarray(seconds, dtype=np.float64) * 1000
+    values = values[~np.isnan(values)]
     if not values.size:
         return None
     p50, p90, p99 = np.percentile(values, [50, 90, 99])
@@ -73,10 +68,7 @@ def percentiles(seconds: Sequence[float] | Floats) -> Percentiles | None:
 
 def gaps(replies: Sequence[Reply], start: float, end: float) -> Floats:
     """Seconds between successive arrivals of one watched request, for arrivals in [start, end)."""
-    found = []
-    for r in replies:
-        if r.watched and len(r.times) > 1:
-            times = np.frombuffer(r.times, dtype=np.float64)
-            later = times[1:]
-            found.append(np.diff(times)[(later >= start) & (later < end)])
-    return np.concatenate(found) if found else np.empty(0)
+    found = [np.empty(0)]
+    for times in (np.frombuffer(r.times, dtype=np.float64) for r in replies if r.watched and r.times):
+        found.append(np.diff(times)[(times[1:] >= start) & (times[1:] < end)])
+    return np.concatenate(found)

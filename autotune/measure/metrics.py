@@ -11,7 +11,7 @@ from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
-from autotune.loadgen.spec import MetricNames, Target
+from autotune.loadgen.spec import Target
 from autotune.utils.http import BadAnswer, NoAnswer, ask
 
 INTERVAL_S = 2.0
@@ -45,7 +45,7 @@ class MetricsReader:
     """
 
     def __init__(self, target: Target) -> None:
-        self.names: MetricNames = target.metrics
+        self.names = target.metrics
         self._wanted = {name for name in dataclasses.asdict(target.metrics).values() if isinstance(name, str)}
         self._url = target.base_url.rstrip("/") + target.metrics_path if target.metrics_path else None
         self.samples: list[tuple[float, dict[str, float]]] = []
@@ -65,8 +65,7 @@ class MetricsReader:
 
     def mark(self) -> float:
         """Read now, for an edge of the window; returns the time of that sample."""
-        if self._url:
-            self._sample(self._url)
+        self._sample()
         return self.samples[-1][0] if self.samples else time.monotonic()
 
     def between(self, start: float, end: float) -> list[dict[str, float]]:
@@ -76,15 +75,11 @@ class MetricsReader:
     def reasons(self, start: float, end: float) -> tuple[str, ...]:
         """Validity codes of a window: requests waiting in the server's queue, or retracted from its batch."""
         samples, names, found = self.between(start, end), self.names, []
-        if names.queued and samples:
-            waiting = sum(1 for s in samples if s.get(names.queued, 0.0) > 0)
-            if waiting * 2 > len(samples):
-                found.append("server_queueing")
+        if names.queued and 2 * sum(s.get(names.queued, 0.0) > 0 for s in samples) > len(samples):
+            found.append("server_queueing")
         if names.retracted and samples:
             series = [s.get(names.retracted, 0.0) for s in samples]
-            if names.retracted.endswith("_total"):
-                series = [series[-1] - series[0]]
-            if max(series) > 0:
+            if (series[-1] - series[0] if names.retracted.endswith("_total") else max(series)) > 0:
                 found.append("server_retracted")
         return tuple(found)
 
@@ -96,17 +91,14 @@ class MetricsReader:
         first, last = samples[0], samples[-1]
         if not {names.accept_tokens, names.accept_steps} <= first.keys() & last.keys():
             return None
-        steps = last[names.accept_steps] - first[names.accept_steps]
-        tokens = last[names.accept_tokens] - first[names.accept_tokens]
+        tokens, steps = (last[name] - first[name] for name in (names.accept_tokens, names.accept_steps))
         return names.accept_bonus + tokens / steps if steps > 0 and tokens >= 0 else None
 
     def _run(self) -> None:
-        assert self._url is not None
         while not self._stop.wait(INTERVAL_S):
-            self._sample(self._url)
+            self._sample()
 
-    def _sample(self, url: str) -> None:
+    def _sample(self) -> None:
         with contextlib.suppress(NoAnswer, BadAnswer):
-            answer = ask(url, within_s=TIMEOUT_S)
-            if answer.status == 200:
+            if self._url and (answer := ask(self._url, within_s=TIMEOUT_S)).status == 200:
                 self.samples.append((time.monotonic(), parse(answer.text, self._wanted)))

@@ -10,7 +10,6 @@ from autotune.records import Measurement, Score, UsageError
 
 UNITS = {"tokens_per_joule": "tok/J", "tokens_per_s": "tok/s", "goodput_per_joule": "good tok/J",
          "cost": "tok per unit of money"}
-NAMES = tuple(UNITS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +25,8 @@ class Objective:
     devices: int = 1
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            raise UsageError(f"objective={self.name!r} is not one of {', '.join(NAMES)}")
+        if self.name not in UNITS:
+            raise UsageError(f"objective={self.name!r} is not one of {', '.join(UNITS)}")
         if self.name == "cost" and not (self.price_per_device_hour and self.price_per_device_hour > 0):
             raise UsageError("objective=cost needs price_per_device_hour, above 0")
 

@@ -13,10 +13,10 @@ TARGET_BATCHES = 16
 def relative_half_width(gains: Sequence[float], costs: Sequence[float], confidence: float = 0.95) -> float | None:
     """Half-width of the interval of sum(gains) / sum(costs), as a share of it.
 
-    `gains` and `costs` are the tokens, and the joules or seconds, of successive blocks of equal time. Method: the
-    ratio estimator's residuals, averaged over batches of blocks (non-overlapping batch means, Law and
-    Carson 1979), inflated by (1 + r) / (1 - r) for what correlation r remains between neighbouring batches, with
-    Student's t. None with fewer than 8 blocks, or when nothing was gained or spent.
+    `gains` and `costs` are the tokens, and the joules or seconds, of successive blocks of equal time. Method: the ratio
+    estimator's residuals, averaged over batches of blocks (non-overlapping batch means, Law and Carson 1979), inflated
+    by (1 + r) / (1 - r) for the correlation r that remains between neighbouring batches, with Student's t. None with
+    fewer than 8 blocks, or when nothing was gained or spent.
     """
     n = len(gains)
     if n < MIN_BLOCKS or n != len(costs) or sum(gains) <= 0 or sum(costs) <= 0:
@@ -40,19 +40,14 @@ def relative_half_width(gains: Sequence[float], costs: Sequence[float], confiden
 
 def student_t_cdf(t: float, freedom: int) -> float:
     """P(T <= t) of Student's t with whole degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4)."""
-    theta = math.atan2(t, math.sqrt(freedom))
-    cos2 = math.cos(theta) ** 2
-    term = total = 1.0
-    if freedom % 2:
-        total = term = math.cos(theta)
-        for k in range(3, freedom - 1, 2):
-            term *= cos2 * (k - 1) / k
-            total += term
-        inner = theta + (math.sin(theta) * total if freedom > 1 else 0.0)
-        return 0.5 + inner / math.pi
-    for k in range(2, freedom - 1, 2):
-        term *= cos2 * (k - 1) / k
+    theta, odd = math.atan2(t, math.sqrt(freedom)), freedom % 2
+    cosine = math.cos(theta)
+    term = total = cosine if odd else 1.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= cosine ** 2 * (k - 1) / k
         total += term
+    if odd:
+        return 0.5 + (theta + (math.sin(theta) * total if freedom > 1 else 0.0)) / math.pi
     return 0.5 + math.sin(theta) * total / 2
 
 

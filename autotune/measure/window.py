@@ -14,6 +14,7 @@ import pathlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from autotune.loadgen.client import LoadClient
 from autotune.loadgen.requests import chars_per_token
@@ -33,9 +34,7 @@ HELD = 0.95  # share of the wanted concurrency that must have been in flight
 
 
 class _Failed(Exception):
-    def __init__(self, failure: LoadFailure) -> None:
-        super().__init__(failure.detail)
-        self.failure = failure
+    """Ends a run. Its only argument is the LoadFailure."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +56,9 @@ def measure(target: Target, load: LoadSpec, meter: Meter, settings: WindowSettin
             record: pathlib.Path | None = None, hide: Callable[[str], str] = str) -> Measurement | LoadFailure:
     """Measure `target` under `load`; blocks until done. A KeyboardInterrupt ends the load and is raised again.
 
-    `alive`: the server's process still runs. `progress` gets a line about every second, `record` a JSON line per
-    request, with secrets taken out by `hide`. `limits` decide which requests count for goodput. The meter must be
-    open. Raises AutotuneError for failures of autotune itself only.
+    `alive` is True while the server's process runs. `progress` gets a line about every second, `record` a JSON line per
+    request, with secrets taken out by `hide`. `limits` decide which requests count for goodput. The meter must be open.
+    Raises AutotuneError for failures of autotune itself only.
     """
     started = time.monotonic()
     try:
@@ -76,19 +75,15 @@ def measure(target: Target, load: LoadSpec, meter: Meter, settings: WindowSettin
             pulses = run.window()
             after = metrics.mark()
         except _Failed as failed:
-            return failed.failure
+            failure: LoadFailure = failed.args[0]
+            return failure
         except DeviceLost as error:
-            tick = client.ticks[-1] if client.ticks else None
-            return LoadFailure("gpu_lost", str(error), tick.finished if tick else 0, tick.errors if tick else 0,
-                               tick.kinds if tick else {}, time.monotonic() - started, host_fault=True)
+            return run.failure("gpu_lost", str(error), client.ticks[-1] if client.ticks else None, host_fault=True)
         replies = client.stop()
     if record is not None:
         write_replies(record, replies, pulses[0].t, hide)
-    reasons = [] if steady else ["not_steady"]
-    reasons += run.client_reasons(pulses[0].t, pulses[-1].t)
-    reasons += metrics.reasons(before, after)
-    return _measurement(replies, pulses, load, settings, meter, limits, run, metrics.accept_length(before, after),
-                        reasons)
+    reasons = [*([] if steady else ["not_steady"]), *run.client_reasons(pulses), *metrics.reasons(before, after)]
+    return run.measurement(replies, pulses, limits, metrics.accept_length(before, after), reasons)
 
 
 class _Run:
@@ -117,11 +112,11 @@ class _Run:
                 return False
 
     def steady(self, pulses: Sequence[Pulse]) -> bool:
-        """Whether tokens/s and power of the two halves of the last `settle_s` agree."""
+        """True if tokens/s and power of the two halves of the last `settle_s` agree."""
         n = max(2, round(self.settings.settle_s / self.settings.block_s / 2))
         if len(pulses) < 2 * n + 1:
             return False
-        blocks = list(zip(pulses[-2 * n - 1:-1], pulses[-2 * n:], strict=True))
+        blocks = list(pairwise(pulses[-2 * n - 1:]))
         rates = [(b.tokens - a.tokens) / (b.t - a.t) for a, b in blocks]
         power = [b.spent(a) / (b.t - a.t) for a, b in blocks]
         return all(_level(values[:n], values[n:], self.settings.drift) for values in (rates, power))
@@ -134,7 +129,8 @@ class _Run:
             tick = self.step(s.block_s)
             pulses.append(self.pulse(tick))
             length = pulses[-1].t - pulses[0].t
-            half = _half_width(pulses)
+            half = relative_half_width([b.tokens - a.tokens for a, b in pairwise(pulses)],
+                                       [b.spent(a) for a, b in pairwise(pulses)])
             self.say(f"window {length:.0f} s: {_rate(pulses, length):.0f} tok/s"
                      + (f" \u00b1 {100 * half:.1f} %" if half is not None else ""), tick)
             if length >= s.max_s or (length >= s.min_s and half is not None and half <= s.precision):
@@ -146,7 +142,7 @@ class _Run:
         while True:
             tick = self.client.wait(max(0.0, min(POLL_S, end - time.monotonic())))
             if not self.alive():
-                raise self.failed("server_died", "the server's process ended under load", tick)
+                raise _Failed(self.failure("server_died", "the server's process ended under load", tick))
             if tick is not None:
                 self.check_errors(tick)
                 if time.monotonic() >= end:
@@ -157,15 +153,16 @@ class _Run:
         if tick.errors >= s.error_count_min and tick.errors > s.error_rate_limit * done:
             common = ", ".join(f"{n} {kind}" for kind, n in Counter(tick.kinds).most_common(3))
             hung = all(kind.startswith("timeout") for kind in tick.kinds if kind not in NO_FAILURES)
-            raise self.failed("hung" if hung else "error_rate",
-                              f"{tick.errors} of {done} requests failed ({common})", tick)
+            raise _Failed(self.failure("hung" if hung else "error_rate",
+                                       f"{tick.errors} of {done} requests failed ({common})", tick))
 
-    def failed(self, kind: str, detail: str, tick: Tick | None) -> _Failed:
-        kinds = dict(tick.kinds) if tick else {}
-        worst = max((k for k in kinds if k not in NO_FAILURES), key=lambda k: kinds[k], default="")
-        return _Failed(LoadFailure(kind, detail, tick.finished if tick else 0, tick.errors if tick else 0, kinds,
-                                   time.monotonic() - self.started,
-                                   excerpt=tick.details.get(worst, "") if tick else ""))
+    def failure(self, kind: str, detail: str, tick: Tick | None, host_fault: bool = False) -> LoadFailure:
+        after_s = time.monotonic() - self.started
+        if tick is None:
+            return LoadFailure(kind, detail, 0, 0, {}, after_s, host_fault=host_fault)
+        worst = max((k for k in tick.kinds if k not in NO_FAILURES), key=lambda k: tick.kinds[k], default="")
+        excerpt = "" if host_fault else tick.details.get(worst, "")
+        return LoadFailure(kind, detail, tick.finished, tick.errors, tick.kinds, after_s, excerpt, host_fault)
 
     def pulse(self, tick: Tick) -> Pulse:
         reading = self.meter.read()
@@ -177,77 +174,69 @@ class _Run:
             self.said_s = now
             self.progress(text + (f", {tick.errors} errors" if tick.errors else ""))
 
-    def client_reasons(self, start: float, end: float) -> list[str]:
+    def ticks(self, pulses: Sequence[Pulse]) -> list[Tick]:
+        """The load client's counters in the window."""
+        return [tick for tick in self.client.ticks if pulses[0].t <= tick.t <= pulses[-1].t]
+
+    def client_reasons(self, pulses: Sequence[Pulse]) -> list[str]:
         """Validity codes of the load client: short of CPU, or not enough requests in flight."""
-        ticks = [t for t in self.client.ticks if start <= t.t <= end]
-        reasons = []
-        if self.client_cpu(start, end, waiting=True) > CLIENT_BUSY:
+        ticks, reasons = self.ticks(pulses), []
+        if _client_cpu(ticks, waiting=True) > CLIENT_BUSY:
             reasons.append("client_short_of_cpu")
-        if ticks and self.load.rate_per_s is None:
-            flying = sum(t.in_flight for t in ticks) / len(ticks)
-            if flying < HELD * self.load.concurrency:
-                reasons.append("concurrency_not_held")
+        if self.load.rate_per_s is None and sum(t.in_flight - HELD * self.load.concurrency for t in ticks) < 0:
+            reasons.append("concurrency_not_held")
         if len({t.kinds.get("late", 0) for t in ticks}) > 1:
             reasons.append("connections_exhausted")
         return reasons
 
-    def client_cpu(self, start: float, end: float, waiting: bool = False) -> float:
-        """Share of one core that the load client took, with or without its waits for a core."""
-        ticks = [t for t in self.client.ticks if start <= t.t <= end]
-        if len(ticks) < 2:
-            return 0.0
-        first, last = ticks[0], ticks[-1]
-        spent = last.cpu_s - first.cpu_s
-        if waiting and first.wait_s is not None and last.wait_s is not None:
-            spent += last.wait_s - first.wait_s
-        return spent / (last.t - first.t)
+    def measurement(self, replies: Sequence[Reply], pulses: Sequence[Pulse], limits: Limits,
+                    counted_length: float | None, reasons: list[str]) -> Measurement:
+        """The window's measurement; `reasons` found so far, `counted_length` the server's own acceptance length."""
+        from autotune.measure import latency
+
+        start, end = pulses[0].t, pulses[-1].t
+        blocks = latency.tokens_between(latency.token_arrivals(replies), [p.t for p in pulses])
+        half = relative_half_width(blocks, [b.spent(a) for a, b in pairwise(pulses)])
+        ended = [r for r in replies if r.ended is not None and start <= r.ended < end]
+        ok, failed = [r for r in ended if r.ok], [r for r in ended if r.failed]
+        if len(ok) < self.settings.min_requests:
+            reasons.append("too_few_requests")
+        if ok and all(r.completion_tokens is None for r in ok):
+            reasons.append("no_usage")
+        if len(failed) > self.settings.error_rate_limit * len(ended):
+            reasons.append("error_rate")
+        tokens, ended_tokens = round(sum(blocks)), sum(r.tokens for r in ok)
+        good = sum(r.tokens for r in ok if limits.good(r))
+        prompts = [r.prompt_tokens for r in ok if r.prompt_tokens is not None]
+        retries = sum(r.attempts - 1 for r in ended)
+        return Measurement(
+            output_tokens=tokens, window_s=end - start, requests=len(ok), errors=len(failed),
+            concurrency=self.load.concurrency, energy=self.meter.energy(pulses[0].reading, pulses[-1].reading),
+            ttft_ms=latency.percentiles([r.ttft_s for r in replies if r.times and start <= r.times[0] < end]),
+            tpot_ms=latency.percentiles([r.tpot_s for r in ok]), e2e_ms=latency.percentiles([r.e2e_s for r in ok]),
+            itl_ms=latency.percentiles(latency.gaps(replies, start, end)),
+            prompt_tokens=sum(prompts) if prompts else None, accept_length=_accept_length(ok) or counted_length,
+            relative_error=half if half is not None and math.isfinite(half) else None, reasons=tuple(reasons),
+            error_kinds=dict(Counter(r.kind for r in failed) + Counter(retry=retries)),
+            client_cpu_share=_client_cpu(self.ticks(pulses)),
+            good_tokens=round(tokens * good / ended_tokens) if ended_tokens else None)
 
 
-def _measurement(replies: Sequence[Reply], pulses: Sequence[Pulse], load: LoadSpec, settings: WindowSettings,
-                 meter: Meter, limits: Limits, run: _Run, counted_length: float | None,
-                 reasons: list[str]) -> Measurement:
-    from autotune.measure import latency
-
-    start, end = pulses[0].t, pulses[-1].t
-    arrivals = latency.token_arrivals(replies)
-    blocks = latency.tokens_between(arrivals, [p.t for p in pulses])
-    costs = [b.spent(a) for a, b in zip(pulses, pulses[1:], strict=False)]
-    ended = [r for r in replies if r.ended is not None and start <= r.ended < end]
-    ok = [r for r in ended if r.ok]
-    failed = [r for r in ended if r.failed]
-    if len(ok) < settings.min_requests:
-        reasons.append("too_few_requests")
-    if ok and all(r.completion_tokens is None for r in ok):
-        reasons.append("no_usage")
-    if failed and len(failed) > settings.error_rate_limit * len(ended):
-        reasons.append("error_rate")
-    ended_tokens = sum(r.tokens for r in ok)
-    good = sum(r.tokens for r in ok if limits.good(r))
-    tokens = round(sum(blocks))
-    prompts = [r.prompt_tokens for r in ok if r.prompt_tokens is not None]
-    half = relative_half_width(blocks, costs)
-    kinds = Counter(r.kind for r in failed)
-    retries = sum(r.attempts - 1 for r in ended)
-    return Measurement(
-        output_tokens=tokens, window_s=end - start, requests=len(ok), errors=len(failed),
-        concurrency=load.concurrency, energy=meter.energy(pulses[0].reading, pulses[-1].reading),
-        ttft_ms=latency.percentiles([r.ttft_s for r in replies
-                                     if r.ttft_s is not None and start <= r.times[0] < end]),
-        tpot_ms=latency.percentiles([r.tpot_s for r in ok if r.tpot_s is not None]),
-        itl_ms=latency.percentiles(latency.gaps(replies, start, end)),
-        e2e_ms=latency.percentiles([r.e2e_s for r in ok if r.e2e_s is not None]),
-        prompt_tokens=sum(prompts) if prompts else None,
-        accept_length=_accept_length(ok) or counted_length,
-        relative_error=half if half is not None and math.isfinite(half) else None, reasons=tuple(reasons),
-        error_kinds={**kinds, **({"retry": retries} if retries else {})}, client_cpu_share=run.client_cpu(start, end),
-        good_tokens=round(tokens * good / ended_tokens) if ended_tokens else None)
+def _client_cpu(ticks: Sequence[Tick], waiting: bool = False) -> float:
+    """Share of one core that the load client took, with or without its waits for a core."""
+    if len(ticks) < 2:
+        return 0.0
+    first, last = ticks[0], ticks[-1]
+    spent = last.cpu_s - first.cpu_s
+    if waiting and first.wait_s is not None and last.wait_s is not None:
+        spent += last.wait_s - first.wait_s
+    return spent / (last.t - first.t)
 
 
 def _accept_length(replies: Sequence[Reply]) -> float | None:
     """Completion tokens over verify steps, over the requests that ended in the window."""
-    known = [r for r in replies if r.verify_steps]
-    steps = sum(r.verify_steps or 0 for r in known)
-    return sum(r.tokens for r in known) / steps if steps else None
+    steps = sum(r.verify_steps or 0 for r in replies)
+    return sum(r.tokens for r in replies if r.verify_steps) / steps if steps else None
 
 
 def tokens_at(ticks: Sequence[Tick], t: float) -> float:
@@ -261,11 +250,6 @@ def tokens_at(ticks: Sequence[Tick], t: float) -> float:
     return at_a + (at_b - at_a) * (t - a.t) / (b.t - a.t) if b.t > a.t else at_b
 
 
-def _half_width(pulses: Sequence[Pulse]) -> float | None:
-    pairs = list(zip(pulses, pulses[1:], strict=False))
-    return relative_half_width([b.tokens - a.tokens for a, b in pairs], [b.spent(a) for a, b in pairs])
-
-
 def _rate(pulses: Sequence[Pulse], seconds: float) -> float:
     recent = [p for p in pulses if p.t >= pulses[-1].t - seconds - 1e-6]
     length = recent[-1].t - recent[0].t
@@ -273,7 +257,7 @@ def _rate(pulses: Sequence[Pulse], seconds: float) -> float:
 
 
 def _level(before: Sequence[float], after: Sequence[float], drift: float) -> bool:
-    """Whether two stretches have the same level: within `drift`, or within three standard errors."""
+    """True if two stretches have the same level: within `drift`, or within three standard errors."""
     a, b = sum(before) / len(before), sum(after) / len(after)
     if max(a, b) <= 0:
         return False

@@ -212,21 +212,19 @@ class RunningTrials:
 
     def __init__(self, study: optuna.Study) -> None:
         self.study, self.storage = study, study._storage
-        self._beating: set[int] = set()
-        self._lock = threading.Lock()
+        self._beating: set[int] = set()  # the thread copies it in one step
         self._thread: threading.Thread | None = None
 
     def create(self, template: optuna.trial.FrozenTrial) -> optuna.Trial:
-        """A new trial, made with all attributes of `template` at once. Heartbeats begin now."""
+        """A new trial, made with all attributes of `template` at once. Heartbeats begin now. Hold the study lock."""
         import optuna
 
         trial_id = self.storage.create_new_trial(self.study._study_id, template_trial=template)
         self._record_heartbeat(trial_id)
-        with self._lock:
-            self._beating.add(trial_id)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-                self._thread.start()
+        self._beating.add(trial_id)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+            self._thread.start()
         return optuna.Trial(self.study, trial_id)
 
     def handle(self, trial: optuna.trial.FrozenTrial) -> optuna.Trial:
@@ -235,8 +233,7 @@ class RunningTrials:
         return optuna.Trial(self.study, trial._trial_id)
 
     def ended(self, trial: optuna.Trial) -> None:
-        with self._lock:
-            self._beating.discard(trial._trial_id)
+        self._beating.discard(trial._trial_id)
 
     def all(self) -> list[optuna.trial.FrozenTrial]:
         from optuna.trial import TrialState
@@ -269,9 +266,7 @@ class RunningTrials:
     def _beat(self) -> None:
         while True:
             time.sleep(self.storage.get_heartbeat_interval())  # type: ignore[attr-defined]
-            with self._lock:
-                trials = list(self._beating)
-            for trial_id in trials:
+            for trial_id in tuple(self._beating):
                 try:
                     self._record_heartbeat(trial_id)
                 except Exception as error:  # the database may be away for a moment

@@ -9,6 +9,7 @@ Other programs may add attributes under names of their own: those are ignored.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Mapping
@@ -109,10 +110,8 @@ def read_pivots(folder: pathlib.Path) -> list[dict[str, Any]]:
         raise AutotuneError(f"{folder / 'pivots.jsonl'} cannot be read ({error.strerror}): remove it") from error
     pivots = []
     for line in lines:
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             pivot = json.loads(line)
             from_json(pivot, StoredPivot)
-        except (ValueError, RecursionError):
-            continue
-        pivots.append(pivot)
+            pivots.append(pivot)
     return pivots

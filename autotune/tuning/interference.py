@@ -7,8 +7,8 @@ search learns from them.
 from __future__ import annotations
 
 import concurrent.futures
-import math
 from collections.abc import Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from autotune.executors.parallel import ParallelExecutor
@@ -55,9 +55,8 @@ def result(alone: Sequence[TrialRecord], beside: Sequence[TrialRecord], count: i
     has no value), and the relative difference of the values alone."""
     values = {kind: [r.value for r in records if r.state == "COMPLETE" and r.value is not None and r.value > 0]
               for kind, records in ((ALONE, alone), (BESIDE, beside))}
-    change = None
-    if values[ALONE] and values[BESIDE]:
-        change = math.exp(_mean_log(values[BESIDE]) - _mean_log(values[ALONE])) - 1
+    means = [geometric_mean(values[kind]) for kind in (ALONE, BESIDE) if values[kind]]
+    change = means[1] / means[0] - 1 if len(means) == 2 else None
     apart = max(values[ALONE]) / min(values[ALONE]) - 1 if len(values[ALONE]) > 1 else None
     return {"count": count, **values, "change": change, "alone_apart": apart,
             "trials": [r.number for r in (*alone, *beside)]}
@@ -72,7 +71,3 @@ def sentence(found: dict[str, Any]) -> str:
     less = "less" if found["change"] < 0 else "more"
     apart = "" if found["alone_apart"] is None else f" (two measurements alone are {found['alone_apart']:.1%} apart)"
     return f"with {neighbours} of its kind the baseline is worth {abs(found['change']):.1%} {less} than alone{apart}"
-
-
-def _mean_log(values: Sequence[float]) -> float:
-    return sum(map(math.log, values)) / len(values)

@@ -59,20 +59,16 @@ def test_an_exit_is_reported_with_its_status_and_the_stage_where_it_happened(tmp
     assert ("something broke" in live.log.read_text()) is (fault == "exit")
 
 
-def test_a_hang_ends_at_the_limit_of_its_stage(tmp_path: pathlib.Path) -> None:
-    settings = dataclasses.replace(SETTINGS, stage_limits_s={"load": 0.5})
-    with server(tmp_path, settings, fault="hang", at="load") as live:
+@pytest.mark.parametrize(("fault", "at", "kind", "says"), [
+    ("hang", Stage.LOAD, "stage_timeout", "no end of stage load after 0.5 s"),
+    ("garbage", Stage.SERVING, "bad_answer", "bad answer: not JSON")])
+def test_a_hang_and_a_bad_answer_are_failures_of_one_line(tmp_path: pathlib.Path, fault: str, at: Stage, kind: str,
+                                                          says: str) -> None:
+    settings = dataclasses.replace(SETTINGS, stage_limits_s={"load": 0.5 if fault == "hang" else 20.0})
+    with server(tmp_path, settings, fault=fault, at=str(at)) as live:
         failure = live.wait_ready()
-    assert failure is not None
-    assert (failure.kind, failure.stage) == ("stage_timeout", Stage.LOAD)
-    assert left(tmp_path) == set()
-
-
-def test_a_healthy_server_that_answers_garbage_is_not_ready(tmp_path: pathlib.Path) -> None:
-    with server(tmp_path, fault="garbage", at="serving") as live:
-        failure = live.wait_ready()
-    assert failure is not None and failure.kind == "bad_answer"
-    assert "bad answer: not JSON" in failure.detail
+    assert failure is not None and failure.kind == kind and says in failure.detail
+    assert failure.stage is (at if fault == "hang" else Stage.WARMUP) and left(tmp_path) == set()
 
 
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: pathlib.Path) -> None:
@@ -82,23 +78,17 @@ def test_a_server_that_ignores_sigterm_is_killed(tmp_path: pathlib.Path) -> None
     assert left(tmp_path) == set()
 
 
-def test_children_in_sessions_of_their_own_are_ended_too(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_children_in_sessions_of_their_own_are_ended_with_their_server(tmp_path: pathlib.Path, killed: bool) -> None:
     with server(tmp_path, fault="grandchildren") as live:
         assert live.wait_ready() is None
         pids = sleepers(tmp_path)
-        assert len(pids) >= 6
-    assert not any(alive(pid) for pid in pids)
-
-
-def test_children_that_outlive_their_server_are_ended_when_it_exits(tmp_path: pathlib.Path) -> None:
-    with server(tmp_path, fault="grandchildren") as live:
-        assert live.wait_ready() is None
-        pids = sleepers(tmp_path)
-        assert live.pid is not None
-        os.kill(live.pid, signal.SIGKILL)
-        until(lambda: not live.alive)
-    assert not any(alive(pid) for pid in pids)
-    assert json.loads((tmp_path / "exit.json").read_text())["left"] >= 6
+        assert len(pids) >= 6 and live.pid is not None
+        if killed:
+            os.kill(live.pid, signal.SIGKILL)
+            until(lambda: not live.alive)
+    assert not any(map(alive, pids))
+    assert (json.loads((tmp_path / "exit.json").read_text())["left"] >= 6) is killed
 
 
 @pytest.mark.parametrize(("argv", "says"), [(("/nonexistent/program",), "cannot start the server"),
@@ -113,24 +103,18 @@ def test_a_command_that_cannot_start_is_a_failure_not_an_exception(tmp_path: pat
     assert says in live.log.read_text()
 
 
-def test_a_supervisor_that_cannot_write_the_log_is_no_fault_of_the_configuration(
-        tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "server.log" / "in the way").mkdir(parents=True)
-    says = r"server\'s supervisor failed \(.*server\.log.*resumed"
-    with server(tmp_path, fault="none") as live, pytest.raises(SupervisorFailed, match=says):
-        live.wait_ready()
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def test_a_supervisor_that_cannot_record_its_server_ends_it_and_says_so(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("name", ["server.log", "owner.json"])
+def test_a_supervisor_that_cannot_write_ends_its_server_and_is_no_fault_of_the_configuration(
+        tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
     live = server(tmp_path, fault="none")
-    (tmp_path / "owner.json" / "in the way").mkdir(parents=True)
-    live.folder.mkdir(exist_ok=True)
-    monkey = pytest.MonkeyPatch()
-    monkey.setattr(pathlib.Path, "unlink", lambda *_, **__: None)  # it came after the tuner had looked
-    with live, pytest.raises(SupervisorFailed, match=r"failed \(.*owner\.json.*resumed"):
-        monkey.undo()
+    (tmp_path / name / "in the way").mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as monkey:
+        monkey.setattr(pathlib.Path, "unlink", lambda *_, **__: None)  # the folder came after the tuner had looked
+        live.start()
+    with pytest.raises(SupervisorFailed, match=rf"server\'s supervisor failed \(.*{name}.*resumed"):
         live.wait_ready()
+    live.stop()
+    assert "Traceback" not in capfd.readouterr().err
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", live.port), 1)
 
@@ -213,22 +197,20 @@ def test_orphans_are_ended_even_when_the_supervisor_was_killed_too(tmp_path: pat
     assert end_launch(folder) >= 1 and left(folder) == set()
 
 
-@pytest.mark.parametrize("record", ["", "{", "5", "[" * 100_000, '{"boot": [' + "[" * 100_000, '{"supervisor": "x"}'])
-def test_a_damaged_record_ends_nothing_and_stops_nothing(record: str, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("text", ["", "{", "5", "[" * 100_000, '{"boot": [' + "[" * 100_000, '{"supervisor": "x"}'])
+def test_a_damaged_record_ends_nothing_and_stops_nothing(text: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "launches" / "0001").mkdir(parents=True)
-    (tmp_path / "launches" / "0001" / "owner.json").write_text(record)
+    (tmp_path / "launches" / "0001" / "owner.json").write_text(text)
     assert end_orphans(tmp_path) == {}
 
 
 def test_a_record_of_another_boot_ends_nothing(tmp_path: pathlib.Path) -> None:
-    folder = tmp_path / "launches" / "0001"
-    folder.mkdir(parents=True)
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    (folder := tmp_path / "launches" / "0001").mkdir(parents=True)
+    bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
     (folder / "owner.json").write_text(json.dumps({
         "boot": "another", "supervisor": bystander.pid, "supervisor_started": "1", "server": bystander.pid,
         "server_started": "1", "session": bystander.pid, "marker": "x", "tuner": 1, "tuner_started": "0"}))
-    assert end_orphans(tmp_path) == {}
-    assert bystander.poll() is None
+    assert end_orphans(tmp_path) == {} and bystander.poll() is None
     bystander.kill()
     bystander.wait()
 

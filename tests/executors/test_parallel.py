@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import json
 import os
@@ -97,20 +98,16 @@ def test_cores_are_shared_out_whole_and_by_numa_node(tmp_path: pathlib.Path) -> 
 
 def test_processes_of_a_pinned_thread_stay_on_its_cores() -> None:
     before = os.sched_getaffinity(0)
-    one = {min(before)}
-    seen: list[set[int]] = []
 
-    def work() -> None:
-        with pinned(one):
+    def work() -> tuple[set[int], set[int]]:
+        with pinned({min(before)}):
             told = subprocess.run([sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"],
                                   capture_output=True, text=True)
-            seen.append({int(cpu) for cpu in told.stdout.split()})
-        seen.append(os.sched_getaffinity(0))
+        return {int(cpu) for cpu in told.stdout.split()}, os.sched_getaffinity(0)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [one, before] and os.sched_getaffinity(0) == before
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result() == ({min(before)}, before)
+    assert os.sched_getaffinity(0) == before
 
 
 def host_of(settings: Settings, count: int = 8) -> LocalExecutor:
@@ -170,25 +167,18 @@ def test_the_longest_waiting_launch_is_placed_first_however_large(tmp_path: path
         until.wait(30)
         host._free_slot(slot)
 
-    def begin(*arguments: Any) -> threading.Thread:
-        thread = threading.Thread(target=work, args=arguments)
-        thread.start()
-        return thread
-
-    small = begin("small", 2, free)
-    wait_for(lambda: len(placed) == 1)
-    threads = [begin("large", 8, gone)]
-    wait_for(lambda: len(host._waiting) == 1)
-    assert not host.has_room()  # or small ones would keep it waiting for ever
-    threads.append(begin("late", 1, gone))
-    wait_for(lambda: len(host._waiting) == 2)
-    free.set()
-    small.join()
-    wait_for(lambda: len(placed) == 2)
-    assert placed[:2] == [("small", (0, 1)), ("large", tuple(range(8)))]
-    gone.set()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        pool.submit(work, "small", 2, free)
+        wait_for(lambda: len(placed) == 1)
+        pool.submit(work, "large", 8, gone)
+        wait_for(lambda: len(host._waiting) == 1)
+        assert not host.has_room()  # or small ones would keep it waiting for ever
+        pool.submit(work, "late", 1, gone)
+        wait_for(lambda: len(host._waiting) == 2)
+        free.set()
+        wait_for(lambda: len(placed) == 2)
+        assert placed == [("small", (0, 1)), ("large", tuple(range(8)))]
+        gone.set()
     assert placed[2][0] == "late" and host.has_room() and host._free == set(range(8))
 
 
@@ -258,15 +248,12 @@ def test_waiting_for_free_units_is_not_charged_to_the_configuration(tmp_path: pa
     freed: list[float] = []
 
     def free() -> None:
-        time.sleep(0.3)
         freed.append(time.monotonic())
         host._free_slot(taken[0])
 
-    thread = threading.Thread(target=free)
-    thread.start()
+    threading.Timer(0.3, free).start()
     with made._server(plan):
         assert plan.began >= freed[0]
-    thread.join()
 
 
 def test_interference_is_measured_once(tmp_path: pathlib.Path) -> None:

@@ -99,12 +99,15 @@ def test_cpu_time_needs_a_process_and_an_assumption() -> None:
             CpuTimeMeter(settings, powered, None)
 
 
-def zone(root: pathlib.Path, name: str, label: str, micro: int, top: int = 1_000_000) -> pathlib.Path:
-    folder = root / name
-    folder.mkdir()
-    for file, text in (("name", label), ("energy_uj", str(micro)), ("max_energy_range_uj", str(top))):
+def zone(root: pathlib.Path, name: str, label: str, micro: int) -> pathlib.Path:
+    (folder := root / name).mkdir()
+    for file, text in (("name", label), ("energy_uj", micro), ("max_energy_range_uj", 1_000_000)):
         (folder / file).write_text(f"{text}\n")
-    return folder
+    return folder / "energy_uj"
+
+
+def rapl(root: pathlib.Path, trace: pathlib.Path | None = None) -> RaplMeter:
+    return RaplMeter(SETTINGS, Powered(None), trace, root=root)
 
 
 def test_rapl_adds_packages_and_dram_once_and_survives_the_wrap(tmp_path: pathlib.Path) -> None:
@@ -112,29 +115,24 @@ def test_rapl_adds_packages_and_dram_once_and_survives_the_wrap(tmp_path: pathli
     zone(tmp_path, "intel-rapl:0:0", "core", 5)
     dram = zone(tmp_path, "intel-rapl:0:1", "dram", 100)
     zone(tmp_path, "intel-rapl:1", "psys", 7)
-    with RaplMeter(SETTINGS, Powered(None), tmp_path / "power.csv", root=tmp_path) as meter:
+    with rapl(tmp_path, tmp_path / "power.csv") as meter:
         start = meter.read()
-        (package / "energy_uj").write_text("99999")
-        (dram / "energy_uj").write_text("50100")
-        energy = meter.energy(start, meter.read())
+        package.write_text("99999")
+        dram.write_text("50100")
+        energy = meter.energy(start, end := meter.read())
+        flat = meter.energy(end, meter.read())
     assert energy.joules == pytest.approx(0.2 + 0.05) and energy.source == "rapl" and not energy.assumed
     assert len(energy.per_device_j) == 2 and energy.reasons == ()
-    assert len((tmp_path / "power.csv").read_text().splitlines()) == 3
-
-
-def test_a_rapl_counter_that_stands_still_is_not_0_watts(tmp_path: pathlib.Path) -> None:
-    zone(tmp_path, "intel-rapl:0", "package-0", 900_000)
-    with RaplMeter(SETTINGS, Powered(None), None, root=tmp_path) as meter:
-        energy = meter.energy(meter.read(), meter.read())
-    assert energy.joules is None and energy.reasons == ("counter_flat",)
+    assert len((tmp_path / "power.csv").read_text().splitlines()) == 5
+    assert flat.joules is None and flat.reasons == ("counter_flat",)  # not 0 W
 
 
 def test_rapl_says_why_it_cannot_be_read(tmp_path: pathlib.Path) -> None:
     with pytest.raises(MeterUnavailable, match="no CPU package"):
-        RaplMeter(SETTINGS, Powered(None), None, root=tmp_path)
-    (zone(tmp_path, "intel-rapl:0", "package-0", 1) / "energy_uj").unlink()
+        rapl(tmp_path)
+    zone(tmp_path, "intel-rapl:0", "package-0", 1).unlink()
     with pytest.raises(MeterUnavailable, match="root only"):
-        RaplMeter(SETTINGS, Powered(None), None, root=tmp_path)
+        rapl(tmp_path)
 
 
 def test_auto_takes_the_first_that_works_and_none_is_no_energy() -> None:

@@ -114,21 +114,12 @@ def test_where_the_counter_is_the_whole_modules_the_gpus_own_power_is_the_energy
     assert "sampled" in energy["scope"] and energy["reasons"] == []
 
 
-def test_a_short_window_is_marked(found: dict[str, Any]) -> None:
+def test_short_windows_lost_gpus_and_gpus_that_cannot_be_measured_are_reported(found: dict[str, Any]) -> None:
+    assert found["all"] == [f"GPU-{name}" for name in GPUS]
     assert "window_too_short" in found["short"]["reasons"]
-
-
-def test_a_lost_gpu_is_told_as_such(found: dict[str, Any]) -> None:
     assert "GPU is lost" in found["GPU-lost"]["lost"] and "reset" in found["GPU-lost"]["lost"]
-
-
-def test_mig_and_gpus_without_a_counter_are_refused_with_the_reason(found: dict[str, Any]) -> None:
     assert set(found["refused"]) == {"GPU-sliced", "GPU-old"}
     assert "MIG" in found["refused"]["GPU-sliced"] and "no energy counter" in found["refused"]["GPU-old"]
-
-
-def test_every_gpu_of_the_host_is_listed(found: dict[str, Any]) -> None:
-    assert found["all"] == [f"GPU-{name}" for name in GPUS]
 
 
 def test_samples_are_written_as_they_come(found: dict[str, Any]) -> None:

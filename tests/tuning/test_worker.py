@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
 import pathlib
 import signal
 import subprocess
-import threading
 import time
 from typing import Any
 
@@ -144,39 +144,35 @@ def test_the_search_waits_for_launches_of_other_workers(tmp_path: pathlib.Path) 
     trial = other.ask({**other.space.baseline, "flags": "b"}, launch=7)
     notes: list[str] = []
     setattr(made.listener, "note", notes.append)  # noqa: B010 -- a method of a protocol
-    thread = threading.Thread(target=made.run)
-    thread.start()
-    deadline = time.monotonic() + 600
-    while time.monotonic() < deadline and not any("other workers" in n for n in notes):
-        time.sleep(0.05)
-    assert thread.is_alive()
-    other.fail(trial, "interrupted")
-    thread.join(30)
-    assert not thread.is_alive() and made.sync.others == set()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(made.run)
+        deadline = time.monotonic() + 600
+        while time.monotonic() < deadline and not any("other workers" in n for n in notes):
+            time.sleep(0.05)
+        assert not running.done()
+        other.fail(trial, "interrupted")
+    assert running.result() and made.sync.others == set()
     assert made.study.records()[-1].launch_id == 8  # numbers go on from what others use
 
 
 def test_no_worker_sees_a_launch_as_ended_between_two_of_its_trials(tmp_path: pathlib.Path) -> None:
     made = tuner(make_settings(tmp_path), [{}])
-    other, seen = open_other(made), list[list[str]]()
+    other, tell = open_other(made), made.strategy.tell
 
-    def look() -> None:
+    def look() -> list[str]:
         with other.locked():
-            seen.append([record.state for record in other.records()])
+            return [record.state for record in other.records()]
 
     def observed(observation: Any) -> None:  # from here to the next trial, the others wait for the study lock
-        thread = threading.Thread(target=look)
-        threads.append(thread)
-        thread.start()
-        thread.join(0.5)
+        looks.append(pool.submit(look))
+        concurrent.futures.wait(looks, 0.5)
         tell(observation)
 
-    threads, tell = list[threading.Thread](), made.strategy.tell
+    looks = list[concurrent.futures.Future[list[str]]]()
     setattr(made.strategy, "tell", observed)  # noqa: B010 -- a method of a protocol
-    made.run()
-    for thread in threads:
-        thread.join(60)
-    assert seen == [["COMPLETE", "RUNNING"], ["COMPLETE", "COMPLETE"]]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        made.run()
+    assert [look.result() for look in looks] == [["COMPLETE", "RUNNING"], ["COMPLETE", "COMPLETE"]]
 
 
 def test_the_strategy_knows_the_load_part_that_others_measure(tmp_path: pathlib.Path) -> None:

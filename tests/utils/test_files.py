@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 
 import pytest
@@ -38,17 +39,17 @@ def intact(link: pathlib.Path) -> bool:
     return (link.parent / "precious").read_text() == "mine\n"
 
 
-def test_a_file_that_is_written_anew_takes_the_place_of_a_link(link: pathlib.Path) -> None:
-    def logged(path: pathlib.Path, text: str) -> None:
-        log = BoundedLog(path, 1 << 20, Redactor())
-        log.write(text.encode())
-        log.close()
+def logged(path: pathlib.Path, text: str) -> None:
+    log = BoundedLog(path, 1 << 20, Redactor())
+    log.write(text.encode())
+    log.close()
 
-    for write in (logged, lambda path, text: fresh(path).write_text(text), write_text):
-        write(link, "new\n")
-        assert link.read_text() == "new\n" and not link.is_symlink() and intact(link)
-        link.unlink()
-        link.symlink_to("precious")
+
+@pytest.mark.parametrize("write", [logged, lambda path, text: fresh(path).write_text(text), write_text])
+def test_a_file_that_is_written_anew_takes_the_place_of_a_link(
+        link: pathlib.Path, write: Callable[[pathlib.Path, str], object]) -> None:
+    write(link, "new\n")
+    assert link.read_text() == "new\n" and not link.is_symlink() and intact(link)
 
 
 def test_what_is_added_to_a_file_is_not_added_through_a_link(link: pathlib.Path) -> None:
@@ -105,6 +106,7 @@ def test_what_is_no_file_is_no_text_no_space_and_no_record(tmp_path: pathlib.Pat
         read_pivots(tmp_path)
     gate = Gate(tmp_path / "agreement.json", AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0), BUILTIN)
     assert gate.references() == []
+    share_references(types.SimpleNamespace(attrs=dict, set_attr=pytest.fail), gate.file)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="there is no space 'odd'"):
         load(["+space=odd"], [str(spaces)])
     told = subprocess.run([sys.executable, "-m", "autotune", "--help", "--spaces", str(spaces)], capture_output=True,
@@ -118,15 +120,3 @@ def test_a_file_that_is_far_too_large_is_refused_without_being_read(tmp_path: pa
     with pytest.raises(OSError) as error:
         read_plain(tmp_path / "sparse", most_bytes=1 << 20)
     assert error.value.errno == errno.EFBIG
-
-
-def test_outputs_of_the_baseline_that_are_no_file_are_not_shared(tmp_path: pathlib.Path) -> None:
-    class Nothing:
-        def attrs(self) -> dict[str, object]:
-            return {}
-
-        def set_attr(self, name: str, value: object) -> None:
-            raise AssertionError(name)
-
-    os.mkfifo(tmp_path / "agreement.json")
-    share_references(Nothing(), tmp_path / "agreement.json")  # type: ignore[arg-type]
