@@ -19,7 +19,7 @@ def render(deployment: Deployment) -> str:
     mounts, python = deployment.mounts, f"${{PYTHON:-{CONTAINER_PYTHON}}}"
     inside = {**{name: _default(p) for name, p in deployment.parameters.items()}, "PYTHON": python,
               **{name: f"${{{name}:?set {name}}}" for name in deployment.secrets},
-              "HOST": "0.0.0.0", "PORT": str(CONTAINER_PORT), **{m.parameter.name: m.inside for m in mounts}}
+              "HOST": "0.0.0.0", "PORT": str(CONTAINER_PORT), **{m.name: m.inside for m in mounts}}
 
     def word(value: Word) -> str:
         return "".join(inside[part.name] if isinstance(part, Ref) else _literal(part) for part in value)
@@ -35,7 +35,7 @@ def render(deployment: Deployment) -> str:
     if deployment.env:
         service["environment"] = {name: word(value) for name, value in deployment.env.items()}
     if mounts:
-        service["volumes"] = [{"type": "bind", "source": _default(m.parameter), "target": m.inside, "read_only": True}
+        service["volumes"] = [{"type": "bind", "source": _default(m), "target": m.inside, "read_only": True}
                               for m in mounts]
     if deployment.gpus:
         service |= {"ipc": "host", "ulimits": {"memlock": -1, "stack": 67108864},
@@ -43,7 +43,7 @@ def render(deployment: Deployment) -> str:
                         {"driver": "nvidia", "count": deployment.gpus, "capabilities": ["gpu"]}]}}}}
     usage = [f"# Start: IMAGE=... docker compose -f FILE up -d   (IMAGE needs {deployment.image})",
              "# HOST and PORT say where the host listens; model folders can be replaced by "
-             f"{', '.join(m.parameter.name for m in mounts) or 'variables of the same kind (none here)'}.", ""]
+             f"{', '.join(m.name for m in mounts) or 'variables of the same kind (none here)'}.", ""]
     return "\n".join([deployment.comment(), *usage]) + dump({"services": {slug(deployment.study): service}})
 
 

@@ -51,19 +51,16 @@ Word = tuple[str | Ref, ...]  # one argument or value: literal text and referenc
 
 
 class Parameter(NamedTuple):
-    """A part of the command that differs between hosts. `path`: its default is a file or folder of this host."""
+    """A part of the command that differs between hosts.
+
+    `path`: its default is a file or folder of this host. `inside` is where a container mounts that, read-only.
+    """
 
     name: str
     default: str
     what: str
     path: bool = False
-
-
-class Mount(NamedTuple):
-    """A folder of the host, read-only in a container. The parameter's default is an absolute path."""
-
-    parameter: Parameter
-    inside: str
+    inside: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +82,12 @@ class Deployment:
     origin: Mapping[str, Any]
 
     @property
-    def mounts(self) -> tuple[Mount, ...]:
-        """A mount for each model that is a folder of this host, and not a name on a hub."""
+    def mounts(self) -> tuple[Parameter, ...]:
+        """Each model that is a folder of this host, and not a name on a hub; the defaults are absolute paths."""
         folder = pathlib.Path(self.parameters["WORKDIR"].default).absolute()
         return tuple(
-            Mount(p._replace(default=os.path.normpath(folder / pathlib.Path(p.default).expanduser())),
-                  f"/models/{p.name.removeprefix('MODEL_').lower()}")
+            p._replace(default=os.path.normpath(folder / pathlib.Path(p.default).expanduser()),
+                       inside=f"/models/{p.name.removeprefix('MODEL_').lower()}")
             for p in self.parameters.values() if p.name.startswith("MODEL_") and p.path)
 
     @property

@@ -36,7 +36,7 @@ def render(deployment: Deployment) -> str:
 def _parameters(deployment: Deployment) -> dict[str, str]:
     """Data of the ConfigMap: the parameters with their values inside the container."""
     inside = {"HOST": "0.0.0.0", "PORT": str(CONTAINER_PORT), "PYTHON": CONTAINER_PYTHON,
-              **{m.parameter.name: m.inside for m in deployment.mounts}}
+              **{m.name: m.inside for m in deployment.mounts}}
     return {name: inside.get(name, p.default) for name, p in deployment.parameters.items() if name != "WORKDIR"}
 
 
@@ -48,7 +48,7 @@ def _deployment(deployment: Deployment, name: str, labels: dict[str, str]) -> di
     inside: list[dict[str, Any]] = []
     for mount in deployment.mounts:
         volume = "model-" + re.sub(r"[^a-z0-9]+", "-", mount.inside.removeprefix("/models/")).strip("-")
-        volumes.append({"name": volume, "hostPath": {"path": mount.parameter.default, "type": "Directory"}})
+        volumes.append({"name": volume, "hostPath": {"path": mount.default, "type": "Directory"}})
         inside.append({"name": volume, "mountPath": mount.inside, "readOnly": True})
     container: dict[str, Any] = {
         "name": "server", "image": _image(deployment), "command": [_word(w) for w in deployment.argv],

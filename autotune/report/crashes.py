@@ -72,19 +72,22 @@ def group(records: Sequence[TrialRecord], server_names: Iterable[str]) -> tuple[
     A suspect is a choice that all launches of a group share and that never served; of several, those whose launches
     ended in this group most often. A suspect is an observation, not a proof: search/ computes probabilities.
     """
-    names = tuple(server_names)
-    served = {(name, repr(value)) for r in records if r.state == "COMPLETE" and not r.crashed
-              for name, value in r.config.items()}
+    names = set(server_names)
+    served = {choice for r in records if r.state == "COMPLETE" and not r.crashed for choice in _choices(r)}
     groups: dict[str, list[TrialRecord]] = {}
-    launched: dict[Choice, set[int]] = {}
+    launched: dict[Choice, set[int]] = collections.defaultdict(set)
     for record in records:
         if record.crash is not None:
             groups.setdefault(record.crash.signature, []).append(record)
         if not copied(record) and ended(record):
-            for name, value in record.config.items():
-                launched.setdefault((name, repr(value)), set()).add(launch_key(record))
+            for choice in _choices(record):
+                launched[choice].add(launch_key(record))
     found = [_group(members, names, served, launched) for members in groups.values()]
     return tuple(sorted(found, key=lambda g: (-g.launches, -len(g.trials), g.trials[0])))
+
+
+def _choices(record: TrialRecord) -> list[Choice]:
+    return [(name, repr(value)) for name, value in record.config.items()]
 
 
 def launch_key(record: TrialRecord) -> int:
@@ -92,7 +95,7 @@ def launch_key(record: TrialRecord) -> int:
     return record.launch_id if record.launch_id is not None else -1 - record.number
 
 
-def _group(members: list[TrialRecord], names: tuple[str, ...], served: set[Choice],
+def _group(members: list[TrialRecord], names: set[str], served: set[Choice],
            launched: Mapping[Choice, set[int]]) -> CrashGroup:
     newest = members[-1].crash
     assert newest is not None
@@ -102,9 +105,9 @@ def _group(members: list[TrialRecord], names: tuple[str, ...], served: set[Choic
     suspects = []
     if newest.blame not in (Blame.TRANSIENT, Blame.ENVIRONMENT):
         for name, value in common.items():
-            with_choice = launched.get((name, repr(value)), set())
-            if with_choice and (name, repr(value)) not in served:
-                suspects.append(Suspect(name, value, len(here & with_choice), len(with_choice)))
+            launches = launched[name, repr(value)]
+            if launches and (name, repr(value)) not in served:
+                suspects.append(Suspect(name, value, len(here & launches), len(launches)))
     top = max((s.crashed / s.launches for s in suspects), default=0.0)
     return CrashGroup(newest, tuple(m.number for m in members), len(here), sum(m.cost_s or 0.0 for m in members),
                       common, tuple(s for s in suspects if s.crashed / s.launches == top))
@@ -120,36 +123,34 @@ def fates(space: Space, records: Iterable[TrialRecord],
             key, signature = launch_key(record), record.crash.signature if record.crash is not None else None
             if key not in launches or (launches[key][1] is None and signature is not None):
                 launches[key] = (record.config, signature)
-    counted: dict[tuple[str, str], dict[str | None, int]] = {}
+    counted: dict[Choice, dict[str | None, int]] = collections.defaultdict(collections.Counter)
     for config, signature in launches.values():
-        shown = signature if signature is None or signature in named else "other"
         for name, value in config.items():
-            fate = counted.setdefault((name, repr(value)), {})
-            fate[shown] = fate.get(shown, 0) + 1
-    found = [Fate(param.name, value, outcome.get(None, 0), {s: n for s, n in outcome.items() if s is not None})
+            counted[name, repr(value)][signature if signature is None or signature in named else "other"] += 1
+    named += ("other",) * (len(crashes) > MOST_SIGNATURES)
+    found = [Fate(param.name, value, outcome[None], {s: outcome[s] for s in named if s in outcome})
              for param in space.server_params for value in param.choices
              if (outcome := counted.get((param.name, repr(value))))]
-    return (*named, "other") if len(crashes) > MOST_SIGNATURES else named, tuple(found)
+    return named, tuple(found)
 
 
 def untried(space: Space, records: Sequence[TrialRecord], pivots: Iterable[Mapping[str, Any]],
             stop_reason: str | None) -> tuple[Untried, ...]:
     """Choices that never served, in the order of the space; those of a parameter that share a reason together."""
     closed = [p for p in pivots if p.get("action") == "close"]
-    tried: dict[Choice, list[TrialRecord]] = {}
+    tried: dict[Choice, list[TrialRecord]] = collections.defaultdict(list)
     loads = {p.name for p in space.load_params}
     for record in filter(ended, records):
-        for name, value in record.config.items():
-            if name not in loads or not record.crashed or record.crashed_under_load:
-                tried.setdefault((name, repr(value)), []).append(record)
-    found: dict[tuple[str, str, str], list[Value]] = {}
+        for choice in _choices(record):
+            if choice[0] not in loads or not record.crashed or record.crashed_under_load:
+                tried[choice].append(record)
+    found: dict[tuple[str, str, str], list[Value]] = collections.defaultdict(list)
     for param in space.params:
         for value in param.choices:
             trials = tried.get((param.name, repr(value)), [])
-            if trials and not all(t.crashed for t in trials):
-                continue
-            kind, why = _crashed(trials, tried) if trials else _untried(space, param, value, closed, stop_reason)
-            found.setdefault((param.name, kind, why), []).append(value)
+            if all(t.crashed for t in trials):
+                reason = _crashed(trials, tried) if trials else _untried(space, param, value, closed, stop_reason)
+                found[param.name, *reason].append(value)
     return tuple(Untried(name, tuple(values), kind, why) for (name, kind, why), values in found.items())
 
 
@@ -174,11 +175,8 @@ def _untried(space: Space, param: Param, value: Value, closed: Sequence[Mapping[
         if set(rule.when) == {param.name} and rule.matches({param.name: value}):
             return "forbidden", rule.because
     for pivot in closed:
-        region = pivot.get("region") or {}
-        if any(repr(v) == repr(value) for v in region.get(param.name, ())):
+        if repr(value) in map(repr, (pivot.get("region") or {}).get(param.name, ())):
             return "closed", str(pivot.get("reason") or "a pivot closed its region")
-    partial = [rule for rule in space.rules if any(repr(v) == repr(value) for v in rule.when.get(param.name, ()))]
-    why = f"not reached before the search ended{': ' + stop_reason if stop_reason else ''}"
-    if partial:
-        why += f" (partly forbidden: {partial[0].because})"
-    return "unreached", why
+    partly = next((f" (partly forbidden: {rule.because})" for rule in space.rules
+                   if repr(value) in map(repr, rule.when.get(param.name, ()))), "")
+    return "unreached", f"not reached before the search ended{': ' + stop_reason if stop_reason else ''}{partly}"

@@ -127,11 +127,10 @@ class Plot(NamedTuple):
 
 def plots(story: Story) -> list[Plot]:
     """Every plot that the study has data for: the page's figures, the crash map and the levers."""
-    found = {"autotune-1-tradeoff": tradeoff(story), "autotune-2-load": load_curves(story),
-             "autotune-5-progress": progress(story)}
-    data = {name: figure.plotly() if figure else None for name, figure in found.items()}
-    data |= {"autotune-3-crash-map": _crash_map(story), "autotune-4-levers": _levers(story)}
-    return [Plot(name, figure) for name, figure in sorted(data.items()) if figure]
+    pictures = [figure and figure.plotly() for figure in (tradeoff(story), load_curves(story), progress(story))]
+    found = {"1-tradeoff": pictures[0], "2-load": pictures[1], "3-crash-map": _crash_map(story),
+             "4-levers": _levers(story), "5-progress": pictures[2]}
+    return [Plot(f"autotune-{name}", figure) for name, figure in found.items() if figure]
 
 
 def _crash_map(story: Story) -> dict[str, Any] | None:
@@ -291,5 +290,4 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
 
 class _Quiet(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not worth a line each."""
+    def log_message(self, format: str, *args: Any) -> None: ...

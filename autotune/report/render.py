@@ -55,8 +55,7 @@ def report(settings: Settings, study: Study) -> int:
             show = functools.partial(terminal.print_summary, story)
         page = _write(page, content)
         if settings.report.format == "json":
-            text = json.dumps(data, indent=1, ensure_ascii=False, default=str)
-            print(printable(text, keep=KEPT, instead=REPLACED))
+            print(_block(json.dumps(data, indent=1, ensure_ascii=False, default=str)))
             print(f"report: {page}", file=sys.stderr)
         else:
             show()
@@ -138,7 +137,7 @@ def _environment(form: str) -> jinja2.Environment:
     """Every expression is escaped for its format: for Markdown by `escape`, for HTML by Jinja's own autoescape."""
     env = jinja2.Environment(loader=jinja2.PackageLoader("autotune.report"), autoescape=True,
                              undefined=jinja2.StrictUndefined, extensions=["jinja2.ext.do"],
-                             finalize=escape if form == "markdown" else _shown)
+                             finalize=escape if form == "markdown" else _block)
     env.globals |= {"blocks": f"{form}.jinja", "verdict": verdict, "tables": tables, "count": count,
                     "duration": duration, "config_text": config_text, "px": charts.px, "path": charts.path,
                     "marks": charts.MARKS, "classes": _classes}
@@ -146,15 +145,15 @@ def _environment(form: str) -> jinja2.Environment:
     return env
 
 
-def _shown(value: object) -> object:
-    """Text without control characters; Jinja escapes it."""
-    return value if isinstance(value, Markup) else printable(str(value), keep=KEPT, instead=REPLACED)
-
-
 def _classes(**names: bool) -> Markup:
     """The class attribute of an element."""
     held = " ".join(name for name, holds in names.items() if holds)
     return Markup(' class="{}"').format(held) if held else Markup()
+
+
+def _block(value: object) -> str:
+    """Text without control characters; Jinja escapes it."""
+    return value if isinstance(value, Markup) else printable(str(value), keep=KEPT, instead=REPLACED)
 
 
 def escape(text: object) -> Markup:
@@ -167,9 +166,8 @@ def escape(text: object) -> Markup:
 
 def fence(text: str) -> Markup:
     """A code block of Markdown that the text cannot end, whatever back-ticks are in it."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    ticks = "`" * max(3, longest + 1)
-    return Markup(f"{ticks}text\n{printable(text, keep=KEPT, instead=REPLACED).rstrip()}\n{ticks}")
+    ticks = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`+", text))])
+    return Markup(f"{ticks}text\n{_block(text).rstrip()}\n{ticks}")
 
 
 def code(text: str) -> Markup:

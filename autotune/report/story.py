@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import enum
+import functools
 import gc
 import json
 import math
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from autotune.measure.objective import UNITS
-from autotune.records import AutotuneError, Count, config_key, from_json
+from autotune.records import AutotuneError, Count, from_json
 from autotune.report.crashes import CrashGroup, Untried, group, launch_key, untried
 from autotune.report.levers import Lever, bounded_exp, levers
 from autotune.report.measured import Tested, copied, ended, find, tested, valid
@@ -91,23 +91,17 @@ class Limit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-    """`same_load` is the gain over the baseline's server under the winner's load, where that was measured and the loads
-    differ. `neighbours` is the effect of servers side by side on the baseline; {} when it was not measured."""
+    """`neighbours` is the effect of servers side by side on the baseline; {} when it was not measured."""
 
     study: str
     space: Space
     objective: str
     conclusion: Conclusion
     baseline: Tested | None
-    baseline_crash: CrashGroup | None
     best: Tested | None
     winner: Tested | None
     finalists: tuple[Tested, ...]
-    gain: Gain | None
-    same_load: float | None
     limits: tuple[Limit, ...]
-    counts: Counts
-    spent: Spent
     crashes: tuple[CrashGroup, ...]
     levers: tuple[Lever, ...]
     pivots: tuple[Mapping[str, Any], ...]
@@ -144,6 +138,54 @@ class Story:
         finalists = self.confirmation.get("finalists") or {}
         numbers = entry.trials if entry is not None else ()
         return next((finalists[str(n)] for n in numbers if str(n) in finalists), {})
+
+    @functools.cached_property
+    def gain(self) -> Gain | None:
+        """Gain of the winner over the baseline; None when either is unknown or they are the same."""
+        baseline, winner, conclusion = self.baseline, self.winner, self.conclusion
+        result = self.confirmation if self.confirmation.get("gain") is not None else self.confirmed_gain(winner)
+        if result.get("gain") is not None and conclusion is not Conclusion.NO_IMPROVEMENT:
+            low, high = (list(result.get("interval") or []) + [None, None])[:2]
+            return Gain(float(result["gain"]), low, high, conclusion is Conclusion.IMPROVED)
+        if baseline is None or winner is None or baseline.value <= 0 or winner.config == baseline.config:
+            return None
+        factor = winner.value / baseline.value
+        if winner.relative_error is None or baseline.relative_error is None:
+            return Gain(factor - 1, None, None, False)
+        half = math.hypot(winner.relative_error, baseline.relative_error)
+        return Gain(factor - 1, factor * bounded_exp(-half) - 1, factor * bounded_exp(half) - 1, False)
+
+    @functools.cached_property
+    def same_load(self) -> float | None:
+        """Gain over the baseline's server under the winner's load, where that is another load and was measured."""
+        if self.winner is None:
+            return None
+        (server, base_load), load = self.space.split(self.space.baseline), self.space.split(self.winner.config)[1]
+        same = find({**server, **load}, self.measured)
+        if same is None or same is self.winner or same.value <= 0 or load == base_load:
+            return None
+        return self.winner.value / same.value - 1
+
+    @functools.cached_property
+    def counts(self) -> Counts:
+        records = self.records
+        complete = [r for r in records if not r.crashed and ended(r)]
+        fair = [r for r in complete if valid(r)]
+        own = [r for r in records if not copied(r) and ended(r)]
+        launches = {launch_key(r) for r in own}
+        served = {launch_key(r) for r in own if not r.crashed}
+        return Counts(
+            trials=len(records), feasible=sum(r.feasible for r in fair), infeasible=sum(not r.feasible for r in fair),
+            invalid=len(complete) - len(fair), crashed=sum(r.crashed for r in records),
+            failed=sum(r.state == "FAIL" for r in records), running=sum(r.state == "RUNNING" for r in records),
+            copied=sum(map(copied, records)), launches=len(launches), crashed_launches=len(launches - served))
+
+    @functools.cached_property
+    def spent(self) -> Spent:
+        starts, ends = [r.started for r in self.records if r.started], [r.ended for r in self.records if r.ended]
+        wall = (max(ends) - min(starts)).total_seconds() if starts and ends else None
+        return Spent(wall, sum(r.cost_s or 0.0 for r in self.records), sum(r.launch_s or 0.0 for r in self.records),
+                     sum(r.cost_s or 0.0 for r in self.records if r.crashed))
 
 
 class MatrixRow(msgspec.Struct):
@@ -213,22 +255,16 @@ def summarize(study: str, space: Space, objective: str, limits: Mapping[str, flo
     conclusion = Conclusion.NOTHING_MEASURED if not measured else Conclusion.NOTHING_FEASIBLE if best is None else \
         Conclusion(decided) if decided in DECIDED else Conclusion.NOT_CONFIRMED
     winner = _winner(conclusion, confirmation, measured, baseline, best)
-    crashes = group(records, [p.name for p in space.server_params])
-    baseline_key = config_key(space.baseline)
-    numbers = {r.number for r in records if r.crashed and config_key(r.config) == baseline_key}
     stop = dict(attrs.get("stop") or {})
-    story = Story(
+    return Story(
         study=study, space=space, objective=objective, conclusion=conclusion, baseline=baseline,
-        baseline_crash=next((g for g in crashes if numbers & set(g.trials)), None) if baseline is None else None,
         best=best, winner=winner, finalists=tuple(t for t in measured if t.feasible)[:5],
-        gain=None, same_load=_same_load(space, measured, winner),
         limits=tuple(Limit(name, value, winner.ratios.get(name) if winner else None) for name, value in limits.items()),
-        counts=_counts(records), spent=_spent(records), crashes=crashes, levers=levers(space, measured),
+        crashes=group(records, [p.name for p in space.server_params]), levers=levers(space, measured),
         pivots=tuple(pivots), untried=untried(space, records, pivots, stop.get("reason")), matrix=tuple(matrix),
         measured=tuple(measured), records=tuple(records), identity=dict(attrs.get("identity") or {}),
         provenance=dict(attrs.get("provenance") or {}), stop=stop, confirmation=confirmation,
         strategy=str(attrs.get("strategy") or ""), neighbours=dict(attrs.get("neighbours") or {}))
-    return dataclasses.replace(story, gain=_gain(story))
 
 
 def _winner(conclusion: Conclusion, confirmation: Mapping[str, Any], measured: Sequence[Tested],
@@ -239,49 +275,3 @@ def _winner(conclusion: Conclusion, confirmation: Mapping[str, Any], measured: S
     if conclusion is Conclusion.NO_IMPROVEMENT:
         return baseline or named or best
     return named or best
-
-
-def _gain(story: Story) -> Gain | None:
-    baseline, winner, conclusion = story.baseline, story.winner, story.conclusion
-    result = story.confirmation if story.confirmation.get("gain") is not None else story.confirmed_gain(winner)
-    if result.get("gain") is not None and conclusion is not Conclusion.NO_IMPROVEMENT:
-        low, high = (list(result.get("interval") or []) + [None, None])[:2]
-        return Gain(float(result["gain"]), low, high, conclusion is Conclusion.IMPROVED)
-    if baseline is None or winner is None or baseline.value <= 0 or winner.config == baseline.config:
-        return None
-    factor = winner.value / baseline.value
-    if winner.relative_error is None or baseline.relative_error is None:
-        return Gain(factor - 1, None, None, False)
-    half = math.hypot(winner.relative_error, baseline.relative_error)
-    return Gain(factor - 1, factor * bounded_exp(-half) - 1, factor * bounded_exp(half) - 1, False)
-
-
-def _same_load(space: Space, measured: Sequence[Tested], winner: Tested | None) -> float | None:
-    if winner is None:
-        return None
-    (server, base_load), load = space.split(space.baseline), space.split(winner.config)[1]
-    same = find({**server, **load}, measured)
-    if same is None or same is winner or same.value <= 0 or load == base_load:
-        return None
-    return winner.value / same.value - 1
-
-
-def _counts(records: Sequence[TrialRecord]) -> Counts:
-    complete = [r for r in records if not r.crashed and ended(r)]
-    fair = [r for r in complete if valid(r)]
-    own = [r for r in records if not copied(r) and ended(r)]
-    launches = {launch_key(r) for r in own}
-    served = {launch_key(r) for r in own if not r.crashed}
-    return Counts(
-        trials=len(records), feasible=sum(r.feasible for r in fair), infeasible=sum(not r.feasible for r in fair),
-        invalid=len(complete) - len(fair), crashed=sum(r.crashed for r in records),
-        failed=sum(r.state == "FAIL" for r in records), running=sum(r.state == "RUNNING" for r in records),
-        copied=sum(copied(r) for r in records), launches=len(launches), crashed_launches=len(launches - served))
-
-
-def _spent(records: Sequence[TrialRecord]) -> Spent:
-    starts = [r.started for r in records if isinstance(r.started, datetime.datetime)]
-    ends = [r.ended for r in records if isinstance(r.ended, datetime.datetime)]
-    wall = (max(ends) - min(starts)).total_seconds() if starts and ends else None
-    return Spent(wall, sum(r.cost_s or 0.0 for r in records), sum(r.launch_s or 0.0 for r in records),
-                 sum(r.cost_s or 0.0 for r in records if r.crashed))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from autotune.records import Config, config_key
 from autotune.report import measured, verdict
 from autotune.report.charts import px
-from autotune.report.crashes import CrashGroup, Fate, fates
+from autotune.report.crashes import Fate, fates
 from autotune.report.levers import Lever
 from autotune.report.measured import Tested, changes_text, choice_text, config_text, region_text, value_text
 from autotune.report.story import Conclusion, Story
@@ -262,47 +262,42 @@ def crashes(story: Story) -> tuple[Table, Table]:
     """(crashes by signature, outcomes of the launches with each choice)."""
     names, outcomes = fates(story.space, story.records, story.crashes)
 
-    def signature(group: CrashGroup) -> Cell:
-        position = names.index(group.signature if group.signature in names else "other")
-        return Cell(one_line(group.signature), picture={"kind": "swatch", "css": f"sig{position % 9}"})
+    def css(signature: str) -> str:
+        return f"sig{names.index(signature if signature in names else 'other') % 9}"
 
     groups = table(("Signature", ">Launches", "Stage", "Blame", "Category", "What happened", "Always with"), (
-        (signature(g), str(g.launches), str(g.crash.stage), Cell(str(g.crash.blame), "strong"),
-         one_line(g.crash.category), one_line(g.crash.explanation or g.crash.excerpt.strip()[-160:]), ", ".join(
-             f"{choice_text(s.param, s.value)} ({s.crashed} of {s.launches})" for s in g.suspects))
+        (Cell(one_line(g.signature), picture={"kind": "swatch", "css": css(g.signature)}), str(g.launches),
+         str(g.crash.stage), Cell(str(g.crash.blame), "strong"), one_line(g.crash.category),
+         one_line(g.crash.explanation or g.crash.excerpt.strip()[-160:]),
+         ", ".join(f"{choice_text(s.param, s.value)} ({s.crashed} of {s.launches})" for s in g.suspects))
         for g in story.crashes[:MOST_GROUPS]))
-    rows = []
-    for fate in outcomes:
-        crashed = sorted(fate.crashed.items(), key=lambda item: names.index(item[0]))
-        rows.append((choice_text(fate.param, fate.value), str(fate.launches), str(fate.served),
-                     Cell("", picture=_shares(fate, [(f"sig{names.index(s) % 9}", s, n) for s, n in crashed])),
-                     ", ".join(f"{s}: {n}" for s, n in crashed)))
-    return groups, table(("Choice", "?>Launches", ">Served", "Share", "?Crashes by signature"), rows,
-                         "How launches with each choice ended (green: served)")
+    return groups, table(("Choice", "?>Launches", ">Served", "Share", "?Crashes by signature"), (
+        (choice_text(fate.param, fate.value), str(fate.launches), str(fate.served),
+         Cell("", picture=_shares(fate, [("served", "served", fate.served),
+                                         *((css(s), s, n) for s, n in fate.crashed.items())])),
+         ", ".join(f"{s}: {n}" for s, n in fate.crashed.items())) for fate in outcomes),
+        "How launches with each choice ended (green: served)")
 
 
-def _shares(fate: Fate, crashed: Sequence[tuple[str, str, int]]) -> Picture:
-    """Outcomes of launches as shares of a bar. `crashed`: (style class, signature, launches)."""
+def _shares(fate: Fate, outcomes: Sequence[tuple[str, str, int]]) -> Picture:
+    """Outcomes of launches, (style class, name, launches), as shares of a bar."""
     parts, at = [], 0.0
-    for css, key, n in [("served", "served", fate.served), *crashed]:
+    for css, name, n in outcomes:
         width = BAR_WIDTH * n / fate.launches
         if n:
             parts.append({"css": css, "x": px(at), "width": px(width),
-                          "title": f"{key}: {n} ({percent(n / fate.launches)})"})
+                          "title": f"{name}: {n} ({percent(n / fate.launches)})"})
         at += width
     return {"kind": "shares", "parts": parts}
 
 
 def pivots(story: Story) -> Table:
-    rows = []
-    for pivot in story.pivots:
-        closing = pivot.get("action") == "close"
-        rows.append((count(int(pivot.get("after_launches") or 0), "launch", "launches"),
-                     Cell("given up" if closing else "reopened", "bad" if closing else "good"),
-                     Cell(region_text(pivot.get("region") or {}), "strong"), one_line(pivot.get("reason") or ""),
-                     verdict.pivot_words(pivot), one_line(pivot.get("reopens_when") or "")))
-    return table(("After", "Decision", "Region", "Reason", "Evidence", "Reopens when"), rows,
-                 "Pivots: regions given up, and why")
+    return table(("After", "Decision", "Region", "Reason", "Evidence", "Reopens when"), (
+        (count(int(pivot.get("after_launches") or 0), "launch", "launches"),
+         Cell("given up", "bad") if pivot.get("action") == "close" else Cell("reopened", "good"),
+         Cell(region_text(pivot.get("region") or {}), "strong"), one_line(pivot.get("reason") or ""),
+         verdict.pivot_words(pivot), one_line(pivot.get("reopens_when") or "")) for pivot in story.pivots),
+        "Pivots: regions given up, and why")
 
 
 def untried(story: Story) -> Table:
@@ -313,12 +308,10 @@ def untried(story: Story) -> Table:
 
 
 def trials(story: Story) -> Table:
-    rows: list[tuple[str | Cell, ...]] = []
-    for r in story.records:
-        shown = [number(x) if x else "" for x in map(r.figures.get, ("tokens_per_s", "watts"))]
-        rows.append((str(r.number), "" if r.launch_id is None else str(r.launch_id),
-                     changes_text(story.space.baseline, r.config, absent="-") or "baseline",
-                     number(r.value) if r.value is not None else "", *shown,
-                     Cell(measured.standing(r), "bad" if r.crashed else "good" if r.feasible else "muted")))
-    return table((">Trial", "?>Launch", "Differs from the baseline in", f">{story.unit}", "?>tok/s", "?>W", "Standing"),
-                 rows)
+    return table((
+        ">Trial", "?>Launch", "Differs from the baseline in", f">{story.unit}", "?>tok/s", "?>W", "Standing"), (
+        (str(r.number), "" if r.launch_id is None else str(r.launch_id),
+         changes_text(story.space.baseline, r.config, absent="-") or "baseline",
+         number(r.value) if r.value is not None else "",
+         *(number(x) if x else "" for x in map(r.figures.get, ("tokens_per_s", "watts"))),
+         Cell(measured.standing(r), "bad" if r.crashed else "good" if r.feasible else "muted")) for r in story.records))

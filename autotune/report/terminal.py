@@ -50,13 +50,10 @@ def print_summary(story: Story, file: IO[str] | None = None) -> None:
         columns = ("Choice", "Instead of", "Change", "95 % interval", "Pairs")
         _print(console, tables.levers(story.levers, "").only(*columns),
                "What each choice is worth, one change at a time", SHOWN)
-    if story.crashes:
-        _print(console, tables.crashes(story)[0], "Crashes by signature", SHOWN)
-    if story.pivots:
-        _print(console, tables.pivots(story).only("After", "Decision", "Region", "Reason"),
-               "Pivots: regions given up, and why", SHOWN)
-    if story.untried:
-        _print(console, tables.untried(story).only("Choices", "Why"), "Never served, and why", SHOWN)
+    _print(console, tables.crashes(story)[0], "Crashes by signature", SHOWN)
+    _print(console, tables.pivots(story).only("After", "Decision", "Region", "Reason"),
+           "Pivots: regions given up, and why", SHOWN)
+    _print(console, tables.untried(story).only("Choices", "Why"), "Never served, and why", SHOWN)
     if load := tables.load(story):
         _print(console, load, "Baseline and winner under load")
     console.print(_text(f"Spent: {verdict.spent_words(story)}."))
@@ -87,7 +84,9 @@ def _text(words: str, style: str = "", keep: str = "") -> Text:
 
 
 def _print(console: Console, data: tables.Table, title: str, most: int | None = None) -> None:
-    """Print the first rows of a table (`most`, or all) and an empty line."""
+    """Print the first rows of a table (`most`, or all) and an empty line; nothing for a table without rows."""
+    if not data.rows:
+        return
     tty = console.is_terminal
     more = len(data.rows) - len(data.rows[:most])
     shown = Table(title=_text(title) if title else None, title_justify="left",

@@ -55,8 +55,8 @@ def support(story: Story) -> str:
     interval = interval_text(gain.low, gain.high) if gain is not None else ""
     words: list[str] = []
     if story.conclusion is Conclusion.NOTHING_MEASURED:
-        crashed = count(story.counts.crashed, "trial")
-        words.append(f"{crashed} of {story.counts.trials:,} crashed." if story.counts.trials else "No trial was run.")
+        words.append(f"{count(story.counts.crashed, 'trial')} of {story.counts.trials:,} crashed."
+                     if story.counts.trials else "No trial was run.")
         doubts = collections.Counter(r for record in story.records for r in record.invalid_reasons)
         if doubts:
             reasons = ", ".join(f"{one_line(reason)} {n}" for reason, n in doubts.most_common(3))
@@ -81,7 +81,8 @@ def support(story: Story) -> str:
         load = config_text(story.space.split(story.winner.config)[1])
         words.append(f"Under the same load ({load}) the server alone gives {percent(story.same_load, signed=True)}.")
     if story.baseline is None and story.conclusion is not Conclusion.NOTHING_MEASURED:
-        words.append("The baseline crashed." if story.baseline_crash else "The baseline was not measured.")
+        crashed = any(r.crashed and r.config == story.space.baseline for r in story.records)
+        words.append("The baseline crashed." if crashed else "The baseline was not measured.")
     elif story.baseline is not None and story.baseline.violated and story.winner is not None:
         words.append(f"The baseline breaks {', '.join(story.baseline.violated)}.")
     return " ".join(words)

