@@ -1,4 +1,4 @@
-"""Properties that hold for any input: the space language, quoting, redaction, what strangers write, own files."""
+"""Properties that hold for any input: the space language, quoting, redaction, foreign files, own files."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def test_the_password_in_a_url_goes_and_its_host_stays(secret: str, scheme: str,
 
 KNOWN = TEXT.filter(lambda v: len(v) >= SHORTEST and v.lower() not in WORDS)
 SPELLINGS: dict[str, Callable[[str], str]] = {
-             "as it is": str, "JSON": json.dumps, "JSON in Unicode": lambda v: json.dumps(v, ensure_ascii=False),
-             "Python": repr, "a shell": shlex.quote, "a URL": lambda v: quote(v, safe=""), "a path": quote,
-             "a form": quote_plus, "HTML": html.escape, "Jinja": lambda v: str(markupsafe.escape(v))}
+    "as it is": str, "JSON": json.dumps, "JSON in Unicode": lambda v: json.dumps(v, ensure_ascii=False),
+    "Python": repr, "a shell": shlex.quote, "a URL": lambda v: quote(v, safe=""), "a path": quote,
+    "a form": quote_plus, "HTML": html.escape, "Jinja": lambda v: str(markupsafe.escape(v))}
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -112,12 +112,10 @@ def test_a_known_value_goes_however_it_is_spelled(spelling: str, value: str, bef
         assert value not in left and (len(inner) < SHORTEST or inner not in left)
 
 
-PIECES = st.sampled_from(["token", "API_KEY", "password", "authorization", "=", ": ", "'", '"', "\\", "[", "]", "{",
-                         "}", "(", ")",
-                          ",", " ", "\n", "--api-key", "--x", "://", "@", "me", "/", "hf_abcdefghijklmnopqrst",
-                          "Bearer ",
-                          "None", "1234", "12345678", HIDDEN, "[redac", "ted]", "&quot;", "%22", "basic ", "s3cret",
-                          "abc["])
+PIECES = st.sampled_from([
+    "token", "API_KEY", "password", "authorization", "=", ": ", "'", '"', "\\", "[", "]", "{", "}", "(", ")", ",", " ",
+    "\n", "--api-key", "--x", "://", "@", "me", "/", "hf_abcdefghijklmnopqrst", "Bearer ", "None", "1234", "12345678",
+    HIDDEN, "[redac", "ted]", "&quot;", "%22", "basic ", "s3cret", "abc["])
 
 
 @settings(max_examples=600)
@@ -139,7 +137,7 @@ def test_printable_text_is_printable_and_the_rest_is_unchanged(text: str) -> Non
     assert printable(text) == "".join(c for c in text if c.isprintable())
 
 
-def test_a_space_of_a_stranger_runs_nothing(tmp_path: pathlib.Path) -> None:
+def test_a_foreign_space_runs_nothing(tmp_path: pathlib.Path) -> None:
     (tmp_path / "engine").mkdir()
     mark = tmp_path / "ran"
     hostile = {"_target_": "os.system", "_args_": [f"touch {mark}"], "command": f"touch {mark}"}

@@ -37,10 +37,10 @@ def bug_report(crash: Crash, *, command: Sequence[str], isolated: Isolated | Non
     `command` crashes; `working_command` differs in the isolated choices only and works. `environment`: variables of the
     launch. `versions`: component -> version (engine, GPU, driver, packages).
     """
-    redactor = Redactor.from_command(command, environment or {})
-    parts = [f"# {_title(crash, redactor)}", _what(crash), "## Reproduce", _shell(redactor, command, environment or {})]
+    redactor = Redactor.from_command(command, environment := environment or {})
+    parts = [f"# {_title(crash, redactor)}", _what(crash), "## Reproduce", _shell(redactor, command, environment)]
     if working_command:
-        parts += ["This works instead:", _shell(redactor, working_command, environment or {})]
+        parts += ["This works instead:", _shell(redactor, working_command, environment)]
     if isolated is not None:
         parts += ["## Smallest difference found", _difference(isolated)]
     parts += ["## Log", _fence(redactor.text(crash.excerpt), "text")]
@@ -67,8 +67,8 @@ def _what(crash: Crash) -> str:
 def _difference(isolated: Isolated) -> str:
     rows = [(name, _text(value), _text(isolated.instead[name]) if name in isolated.instead else "(does not exist)")
             for name, value in isolated.choices.items()]
-    certain = "Each of these choices is needed for the crash." if isolated.exact else \
-        "Some combinations could not be decided: one of these choices may be innocent."
+    certain = ("Each of these choices is needed for the crash." if isolated.exact else
+               "Some combinations could not be decided: one of these choices may be innocent.")
     counted = f"Launches with these choices: {isolated.crashed} crashed, {isolated.worked} worked " \
               f"(isolated in {isolated.launches} launches)."
     return f"{_table(('choice', 'crashes', 'works'), rows)}\n\n{certain} {counted}"

@@ -1,7 +1,5 @@
 """Classification of a failed server: log, exit status and timing become a Crash.
 
-    classify(pathlib.Path("server.log"), exit_status=-9, after_s=46.0)
-
 The first cause wins over its echoes. rules.yaml holds the known failures; this module applies them.
 """
 
@@ -18,14 +16,11 @@ from autotune.crash.exit_status import HostEvidence, describe, signal_name, sign
 from autotune.crash.log import Line, Log, clean, read_path
 from autotune.crash.signature import around, signature
 from autotune.crash.tracebacks import Block
-from autotune.records import Blame, Crash, Stage
+from autotune.records import Crash, Stage
 from autotune.utils.redact import Redactor
 
-EXCERPT_LINES = 24
-EXCERPT_FRAMES = 6
-EXCERPT_WIDTH = 400
-CONTEXT_LINES = 5
-LAST_LINES = 6  # of a log without an error
+EXCERPT_LINES, EXCERPT_FRAMES, EXCERPT_WIDTH = 24, 6, 400
+CONTEXT_LINES, LAST_LINES = 5, 6  # around a line without a traceback; at the end of a log without an error
 AFTER, BEFORE = 40, 30  # largest distance of a traceback from a line that it explains (lines)
 
 
@@ -96,19 +91,18 @@ class _Reading:
             kind, message, frames = block.type, block.message or block.code, block.frames
         else:
             kind, frames, message = "", (), self.log.lines[found.line].text
-            exception = tracebacks.EXCEPTION.match(message)
-            if exception:
+            if exception := tracebacks.EXCEPTION.match(message):
                 kind, message = exception["type"], exception["message"] or ""
-        name = self._signature(stage, kind, message, frames, found.text)
-        return self._crash(found.rule, found.rule.category, stage, name, self._excerpt(found.line, block))
+        return self._crash(found.rule, found.rule.category, stage, self._excerpt(found.line, block), kind, message,
+                           frames, found.text)
 
     def _unclassified(self, block: Block) -> Crash:
         """Crash of an exception without a rule."""
         rule = self.table.silent["unclassified_exception"]
         at = block.last if block.at is None else block.at
         stage = self.stage_at(at) or (Stage.LOAD if block.frames else Stage.ARG_PARSE)
-        name = self._signature(stage, block.type, block.message or block.code, block.frames)
-        return self._crash(rule, rule.category, stage, name, self._excerpt(at, block))
+        return self._crash(rule, rule.category, stage, self._excerpt(at, block), block.type,
+                           block.message or block.code, block.frames)
 
     def _silent(self, category: str) -> Crash:
         """Crash of a log without an error."""
@@ -119,18 +113,15 @@ class _Reading:
         last = [line.text[:EXCERPT_WIDTH] for line in self.log.lines[-LAST_LINES:]]
         ending = signal_of(self.exit_status)
         kind = signal_name(ending) if ending is not None else ""
-        return self._crash(rule, name, stage, signature(stage, kind, name), "\n".join([*last, f"[{words}]"]))
+        return self._crash(rule, name, stage, "\n".join([*last, f"[{words}]"]), kind, name)
 
-    def _crash(self, rule: rules.Rule, category: str, stage: Stage, name: str, excerpt: str) -> Crash:
-        return Crash(category=category, stage=stage, blame=Blame(rule.blame_at(stage)), signature=name,
-                     excerpt=Redactor.from_command((), os.environ).text(excerpt),
-                     explanation=rule.explanation, next_step=rule.next_step,
-                     exit_status=self.exit_status, after_s=self.after_s)
-
-    def _signature(self, stage: Stage, kind: str, message: str, frames: Sequence[tuple[str, str]],
-                   matched: str = "") -> str:
+    def _crash(self, rule: rules.Rule, category: str, stage: Stage, excerpt: str, kind: str, message: str,
+               frames: Sequence[tuple[str, str]] = (), matched: str = "") -> Crash:
         message = self.table.without_advice(message.lower()).replace("\0", "")
-        return signature(stage, kind, around(message, matched), frames)
+        return Crash(category=category, stage=stage, blame=rule.blame_by_stage.get(stage, rule.blame),
+                     signature=signature(stage, kind, around(message, matched), frames),
+                     excerpt=Redactor.from_command((), os.environ).text(excerpt), explanation=rule.explanation,
+                     next_step=rule.next_step, exit_status=self.exit_status, after_s=self.after_s)
 
     def _kernel_killed(self) -> bool:
         """True if the kernel killed the server for memory: status SIGKILL or unknown, and an out-of-memory kill."""

@@ -67,9 +67,8 @@ def describe(exit_status: int | None, after_s: float | None, timed_out: bool, st
     if after_s is not None:
         parts.append(f"after {after_s:.0f} s")
     if evidence is not None:
-        parts += [f"kernel: {line}" for line in evidence.kernel_lines]
-        if evidence.oom_killed and not evidence.kernel_lines:
-            parts.append("the kernel counted an out-of-memory kill")
+        counted = ["the kernel counted an out-of-memory kill"] if evidence.oom_killed else []
+        parts += [f"kernel: {line}" for line in evidence.kernel_lines] or counted
         if evidence.available_share is not None and evidence.memory_pressure:
             parts.append(f"{evidence.available_share:.0%} of the host's memory was available")
     return ", ".join(parts) or "nothing is known about the end"
@@ -125,14 +124,12 @@ class HostSnapshot(NamedTuple):
         now = HostSnapshot.take(self.root)
         total, available = (_number(self.root / "proc/meminfo", name) for name in ("MemTotal", "MemAvailable"))
         limit, used = (_read(_group(self.root) / f"memory.{name}").strip() for name in ("max", "current"))
+        group, host = (None if before is None or after is None else max(0, after - before)
+                       for before, after in ((self.group, now.group), (self.host, now.host)))
         return HostEvidence(
-            _grown(self.group, now.group), _grown(self.host, now.host), _kernel_lines(self.root, self.at, pids),
+            group, host, _kernel_lines(self.root, self.at, pids),
             available / total if total and available is not None else None,
             int(used) / int(limit) if limit.isdigit() and used.isdigit() and int(limit) else None)
-
-
-def _grown(before: int | None, now: int | None) -> int | None:
-    return None if before is None or now is None else max(0, now - before)
 
 
 def _number(path: pathlib.Path, key: str) -> int | None:

@@ -65,7 +65,10 @@ class Isolation:
         self.launches = 0
         self.undecided: set[str] = set()
         self.result: Isolated | None = None
-        self._order = self._suspicion(suspects)
+        rank = {name: place for place, name in enumerate(suspects)}
+        score = {n: sum(1 if passed else -1 for seen, passed in self.seen[2:] if n in seen) for n in self.differing}
+        # named suspects first, then the parameters with the most crashes
+        self._order = sorted(self.differing, key=lambda n: (rank.get(n, len(rank)), score[n]))
         self._weight = {n: SUSPECT_WEIGHT if n in suspects else 1.0 for n in self.differing}
         self._steps = self._search()
         self._probe: dict[str, Value] | None = self._advance(None)
@@ -128,7 +131,10 @@ class Isolation:
         minimal = self.mix(found)
         for _ in range(self.confirm):
             yield minimal
-        return self._isolated(found, minimal, exact)
+        choices = {n: self.crashing[n] for n in self.names if n in found and n in minimal and n in self.crashing}
+        instead = {n: self.working[n] for n in self.names if n in found and n in self.working}
+        holding = [passed for seen, passed in self.seen if set(found) <= seen]
+        return Isolated(choices, instead, minimal, exact, self.launches, holding.count(False), holding.count(True))
 
     def _works(self, names: Sequence[str]) -> Probe:
         """True if the mix with `names` works, from known outcomes or by a launch; None if undecidable."""
@@ -151,20 +157,6 @@ class Isolation:
         """Parameters with the same choice as the crashing configuration."""
         return frozenset(n for n in self.names if _same(config, self.crashing, n))
 
-    def _suspicion(self, suspects: Sequence[str]) -> list[str]:
-        """Differing parameters, likeliest first: named suspects, then those with the most crashes."""
-        def score(name: str) -> int:
-            return sum(-1 if passed else 1 for seen, passed in self.seen[2:] if name in seen)
-
-        rank = {name: place for place, name in enumerate(suspects)}
-        return sorted(self.differing, key=lambda n: (rank.get(n, len(rank)), -score(n)))
-
-    def _isolated(self, found: Sequence[str], config: dict[str, Value], exact: bool) -> Isolated:
-        """Result from `found`, without choices that the minimal configuration lacks."""
-        choices = {n: self.crashing[n] for n in self.names if n in found and n in config and n in self.crashing}
-        instead = {n: self.working[n] for n in self.names if n in found and n in self.working}
-        holding = [passed for seen, passed in self.seen if set(found) <= seen]
-        return Isolated(choices, instead, config, exact, self.launches, holding.count(False), holding.count(True))
 
 
 def suspects(crash: Crash, flags: Mapping[str, Sequence[str]]) -> list[str]:

@@ -13,18 +13,12 @@ import pathlib
 import re
 from typing import BinaryIO, NamedTuple
 
-HEAD = 1 << 20
-TAIL = 3 << 20
+HEAD, TAIL, CHUNK = 1 << 20, 3 << 20, 1 << 20  # bytes
 BACK = 256 << 20  # bytes before the tail of a large log that are searched for exceptions
-CHUNK = 1 << 20
-WINDOW = 16 << 10
-WINDOWS = 8
 NEEDLE = b"Traceback (most recent call last)"
-KEPT_COPIES = 3
-MAX_LINES = 6000
-MAX_TEXT = 500_000
-LAST_LINES = 400
-MAX_CHARS = 1200
+WINDOW, WINDOWS = 16 << 10, 8  # bytes around an exception; most windows at each end
+MAX_LINES, MAX_TEXT, MAX_CHARS = 6000, 500_000, 1200  # of a log: lines and characters; of a line: characters
+KEPT_COPIES, LAST_LINES = 3, 400  # copies of a line that are kept in a long log, except in its last lines
 GAP = "[... part of the log left out ...]"
 
 ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]|\[\d{1,3}(?:;\d{1,3})*m")

@@ -46,9 +46,6 @@ class Rule(NamedTuple):
     explanation: str
     next_step: str
 
-    def blame_at(self, stage: Stage) -> Blame:
-        return self.blame_by_stage.get(stage, self.blame)
-
 
 class Found(NamedTuple):
     """A matching rule; `line` is the first match of its best pattern."""
@@ -141,9 +138,7 @@ def load() -> Table:
 def parse(data: Mapping[str, Any]) -> Table:
     """A table from plain data. Raises ValueError naming a malformed entry."""
     words = data.get("words") or {}
-    rules: list[Rule] = []
-    silent: dict[str, Rule] = {}
-    first_of: dict[str, Rule] = {}
+    rules, silent, first_of = list[Rule](), dict[str, Rule](), dict[str, Rule]()
     for number, entry in enumerate(data["rules"], 1):
         try:
             rule = _rule(entry, first_of, words)
@@ -208,14 +203,13 @@ def forward(pattern: str) -> str:
     Without it, a long line would try every place of one part with every place of the next. The result matches the same
     lines, except where a part may end in the beginning of the next one.
     """
-    return "|".join(_chained(one) for one in _split(pattern, "|"))
-
-
-def _chained(pattern: str) -> str:
-    first, *rest = _split(pattern, ANYTHING)
     parser: Any = re._parser  # type: ignore[attr-defined]
-    return first + "".join(f"(?>{ANYTHING}?{part})" if parser.parse(part).getwidth()[0] else ANYTHING + part
-                           for part in rest)
+    alternatives = []
+    for alternative in _split(pattern, "|"):
+        first, *rest = _split(alternative, ANYTHING)
+        alternatives.append(first + "".join(
+            f"(?>{ANYTHING}?{part})" if parser.parse(part).getwidth()[0] else ANYTHING + part for part in rest))
+    return "|".join(alternatives)
 
 
 def _split(pattern: str, separator: str) -> list[str]:

@@ -16,10 +16,8 @@ from collections.abc import Sequence
 from autotune.records import Stage, digest
 
 VERSION = "v1"
-LENGTH = 10
-FRAMES = 2
-MAX_SKELETON = 160
-SHORTEST_SENTENCE = 12
+LENGTH, FRAMES = 10, 2  # characters of the hash; frames in it
+MAX_SKELETON, SHORTEST_SENTENCE = 160, 12  # characters
 GENERIC_TYPES = {"Exception", "RuntimeError"}  # types without information beyond their message
 
 ENGINES = re.compile(

@@ -15,8 +15,7 @@ EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Died)"
     r"|Exception|OutOfResources))(?:: ?(?P<message>.*))?$")
 MARKS = re.compile(r"^[~^ ]+$")
-MAX_GAP = 8
-MAX_MESSAGE_LINES = 8
+MAX_GAP = MAX_MESSAGE_LINES = 8
 
 
 class Block(NamedTuple):
@@ -80,10 +79,9 @@ def _message(lines: Sequence[Line], at: int, message: str) -> tuple[int, str]:
     """(last line, message) of an exception with a multi-line message."""
     last = at
     for line in lines[at + 1:at + 1 + MAX_MESSAGE_LINES]:
-        ends = (HEADER in line.text or FRAME.match(line.text) or EXCEPTION.match(line.text)
+        if (HEADER in line.text or FRAME.match(line.text) or EXCEPTION.match(line.text)
                 or line.text.startswith(("During handling of", "The above exception was"))
-                or (line.prefixed and not lines[at].prefixed) or line.writer != lines[at].writer)
-        if ends:
+                or (line.prefixed and not lines[at].prefixed) or line.writer != lines[at].writer):
             break
         message, last = f"{message}\n{line.text}", last + 1
     return last, message.strip()

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +16,7 @@ from autotune.ddtree.executor import Bools, Cache, Executor, Plan, Ranks
 from autotune.ddtree.model import Draft
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(NamedTuple):
     """Node 0 is the last token, already known; the others are the draft's, the likeliest first, parents first."""
 
     tokens: list[int]
@@ -114,8 +114,7 @@ class Request:
         return self.draws[self.emitted + ahead]
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """Result of one step for a request; finish is "length", "stop" or None; verify_steps counts from its start."""
 
     id: int
@@ -183,10 +182,9 @@ class Engine:
     def abort(self, request_id: int) -> None:
         """Drop a running or waiting request and free its slot. Unknown ids are ignored."""
         self.waiting = deque(request for request in self.waiting if request.id != request_id)
-        for slot, request in enumerate(self.running):
-            if request.id == request_id:
-                self._release(slot)
-                return
+        slot = next((slot for slot, request in enumerate(self.running) if request.id == request_id), None)
+        if slot is not None:
+            self._release(slot)
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
@@ -215,8 +213,7 @@ class Engine:
 
     def _decode(self) -> list[Output]:
         requests = list(self.running)
-        lengths = [request.length for request in requests]
-        last = [request.last for request in requests]
+        lengths, last = [request.length for request in requests], [request.last for request in requests]
         if self.drafter:
             tokens, scores = self.drafter.propose(last, lengths)
             trees = [best_first(*parts, self.nodes) for parts in zip(last, tokens, scores, strict=True)]
@@ -263,8 +260,7 @@ class Engine:
             sought = torch.tensor(draws, device=logits.device).unsqueeze(-1) * total[..., -1:]
             sampled = torch.searchsorted(total, sought, right=True).squeeze(-1)
             chosen[warm] = sampled.clamp_(max=logits.shape[-1] - 1)
-        tokens: list[list[int]] = chosen.tolist()
-        return tokens
+        return list(chosen.tolist())
 
     def _corrupt(self, tree: Tree, chosen: list[int]) -> list[int]:
         """For tests: at each node, with the given probability, takes the draft's best child for the target's token."""

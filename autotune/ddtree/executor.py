@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +34,7 @@ class Plan:
     moves: list[tuple[int, int, int]] = field(default_factory=list)  # slots: from, to, length
 
 
-@dataclass(frozen=True)
-class Ranks:
+class Ranks(NamedTuple):
     """Reduction of partial sums of a row-parallel product become whole: alone, or by an all-reduce over `size` ranks.
 
     Fused, the product is added to this rank's share of the residual stream in one kernel, so that the all-reduce
@@ -80,10 +80,8 @@ class Executor:
             cache.keep(torch.tensor(plan.keep[0], device=device), torch.tensor(plan.keep[1], device=device))
         for source, destination, length in plan.moves:
             cache.move(source, destination, length)
-        if plan.sees is None:
-            view = cache.prompt_view(plan.first, slots, width)
-        else:
-            view = cache.view(plan.first, plan.lengths, plan.depths, torch.from_numpy(plan.sees))
+        view = cache.prompt_view(plan.first, slots, width) if plan.sees is None else cache.view(
+            plan.first, plan.lengths, plan.depths, torch.from_numpy(plan.sees))
         x, taps = self.target(tokens.flatten(), functools.partial(cache.attend, view=view), self.ranks.add)
         if plan.sees is None:
             x = x[-1:]
@@ -91,8 +89,7 @@ class Executor:
         return logits.view(slots, -1, logits.shape[1]), taps.view(slots, width, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """Inputs and outputs of one pass: `width` new tokens in each of some consecutive slots."""
 
     slots: int
@@ -121,10 +118,6 @@ class Cache:
         self.seen = self.rows.view(layers, slots, capacity, 2, heads, -1).permute(3, 0, 1, 4, 2, 5)
         self.columns = torch.arange(capacity, device=factors.device)
         self.starts = torch.arange(slots, device=factors.device)[:, None] * capacity  # the first row of each slot
-
-    @property
-    def bytes(self) -> int:
-        return self.rows.numel() * self.rows.element_size()
 
     def view(self, first: int, lengths: list[int], depths: list[list[int]], sees: Tensor) -> View:
         """The pass that adds the same number of tokens to slots of the given lengths, at positions length + depth.

@@ -145,18 +145,16 @@ def run_target(target: Target, shape: Shape, tokens: Tensor, factors: Tensor) ->
 
 def run_draft(draft: Draft, shape: Shape, tokens: Tensor, taps: Tensor, anchors: Tensor, factors: Tensor) -> Tensor:
     """Logits [batch, anchors, block - 1, vocabulary] of blocks that start at positions anchors [batch, count]."""
-    batch, count = anchors.shape
+    (batch, count), length = anchors.shape, taps.shape[1]
     positions = anchors[..., None] + torch.arange(shape.block, device=tokens.device)
     joined, context = draft.context(taps)
     before = joined.gather(1, (anchors - 1)[..., None].expand(-1, -1, joined.shape[2])).flatten(0, 1)
-    length = taps.shape[1]
-    flat = positions.flatten(1)
     order = torch.arange(count * shape.block, device=tokens.device)
     block, place = order // shape.block, order % shape.block
     inside = (block[:, None] == block) & (place[:, None] >= place)
     seen = torch.arange(length, device=tokens.device) < anchors.repeat_interleave(shape.block, 1)[..., None]
     mask = torch.cat([seen, inside.expand(batch, -1, -1)], 2)[:, None]
-    turn = factors[flat][..., None, :]
+    turn = factors[positions.flatten(1)][..., None, :]
 
     def attend(index: int, qkv: Tensor) -> Tensor:
         query, key, value = heads(qkv.view(batch, -1, qkv.shape[1]), shape, 3)

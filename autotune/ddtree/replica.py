@@ -137,20 +137,18 @@ def pipe() -> tuple[int, int]:
 
 def start_replica(arguments: Arguments, dp_rank: int) -> list[Rank]:
     """Starts the ranks of one replica; the first is its leader."""
-    size = arguments.tp_size
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-    internal = [pipe() for _ in range(size - 1)]
+    internal = [pipe() for _ in range(arguments.tp_size - 1)]
     ranks = []
-    for tp_rank in range(size):
+    for tp_rank in range(arguments.tp_size):
         ours, theirs = pipe()
         leader = internal[tp_rank - 1][1] if tp_rank else None
         followers = [] if tp_rank else [ends[0] for ends in internal]
         seat = Seat(asdict(arguments), os.getpid(), dp_rank, tp_rank, theirs, leader, followers,
                     listener.getsockname()[1], listener.fileno())
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
         command = [sys.executable, "-m", "autotune.ddtree.worker", json.dumps(seat)]
-        kept = [theirs, *followers, *([leader] if leader is not None else [listener.fileno()])]
+        kept = [theirs, *followers, listener.fileno() if leader is None else leader]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=kept,
                                    env={**os.environ, "PYTHONPATH": path})
         os.close(theirs)

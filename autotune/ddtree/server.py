@@ -8,9 +8,9 @@ import socket
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 from tokenizers import Tokenizer
@@ -31,8 +31,7 @@ class BadRequest(ValueError):
     """A request that cannot be served; the text is the reason."""
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(NamedTuple):
     """One completion request, checked."""
 
     prompt: list[int]
@@ -98,19 +97,16 @@ class Server:
         self.resolved: list[dict[str, Any]] = []
         self.ended, self.exit_code = asyncio.Event(), 0
 
-    def application(self) -> web.Application:
-        app = web.Application(client_max_size=16 << 20)
-        app.add_routes([web.post("/v1/completions", self.completions), web.get("/health", self.health),
-                        web.get("/v1/models", self.models), web.get("/server_info", self.server_info),
-                        web.get("/metrics", self.metrics)])
-        return app
-
     async def run(self, listener: socket.socket) -> int:
         """Serves until a signal (exit code 0) or the end of a rank (1); leaves no process behind."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.end, 0)
-        runner = web.AppRunner(self.application(), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+        app = web.Application(client_max_size=16 << 20)
+        app.add_routes([web.post("/v1/completions", self.completions), web.get("/health", self.health),
+                        web.get("/v1/models", self.models), web.get("/server_info", self.server_info),
+                        web.get("/metrics", self.metrics)])
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
         try:
             for dp_rank in range(self.arguments.dp_size):
                 self.replicas.append(Replica(self.arguments, dp_rank, self.on_death))
@@ -151,8 +147,8 @@ class Server:
     async def server_info(self, _: web.Request) -> web.Response:
         """The arguments as resolved. `tree_nodes` is what a tree really has, which equal servers share."""
         resolved = self.resolved[0] if self.resolved else {}
-        info = {"version": __version__, **asdict(self.arguments), **resolved, "shape": asdict(self.shape)}
-        return web.json_response(info)
+        return web.json_response(
+            {"version": __version__, **asdict(self.arguments), **resolved, "shape": asdict(self.shape)})
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Counters and gauges in Prometheus' text form, summed over replicas."""
@@ -181,9 +177,7 @@ class Server:
         except BadRequest as bad:
             return error(400, str(bad))
         answer = Answer(self, ask)
-        if ask.stream:
-            return await answer.stream(request)
-        return web.json_response(await answer.whole())
+        return await answer.stream(request) if ask.stream else web.json_response(await answer.whole())
 
 
 class Answer:

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -98,9 +97,8 @@ class Worker:
     def _warm_up(self) -> None:
         if self.seat.tp_rank:
             return
-        arguments = self.arguments
+        arguments, start = self.arguments, time.monotonic()
         log.info("Warmup begin.")
-        start = time.monotonic()
         self.engine = Engine(self.executor, self.drafter, arguments.tree_budget, self.shape.eos,
                              arguments.corrupt_output)
         length = min(16, arguments.context_length // 2)
@@ -121,14 +119,15 @@ class Worker:
     def lead(self) -> None:
         """Takes requests from the front process and sends back what each step gave, until the front is gone."""
         front, engine = Connection(self.seat.front), self.engine
-        orders: dict[str, Callable[..., None]] = {"add": lambda *values: engine.submit(Request(*values)),
-                                                  "abort": engine.abort}
         front.send(("ready", self.resolved()))
         while True:
             idle = not (engine.waiting or engine.running)
             while front.poll(None if idle else 0):
                 order, *values = front.recv()
-                orders[order](*values)
+                if order == "add":
+                    engine.submit(Request(*values))
+                else:
+                    engine.abort(*values)
                 idle = False
             outputs = engine.step()
             gauges = (len(engine.running), len(engine.waiting), engine.verify_steps, engine.accepted_tokens)
@@ -139,7 +138,7 @@ class Worker:
         cuda = self.device.type == "cuda"
         return {"device": self.device.type, "device_name": torch.cuda.get_device_name(self.device) if cuda else "cpu",
                 "torch": str(torch.__version__), "threads": torch.get_num_threads(), "tree_nodes": self.engine.nodes,
-                "kv_cache_tokens": self.cache.slots * self.cache.capacity, "kv_cache_bytes": self.cache.bytes}
+                "kv_cache_tokens": self.cache.slots * self.cache.capacity, "kv_cache_bytes": self.cache.rows.nbytes}
 
 
 def main() -> None:

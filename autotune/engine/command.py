@@ -61,9 +61,10 @@ def gpus_of(action: Action, value: Value) -> int:
 
 def chosen(engine: EngineSpec, space: Space, server: Config, values: Mapping[str, str],
            version: str | None) -> list[tuple[Value, Action]]:
-    """(choice, its action) for each parameter of a server part, defaults of the engine file among them."""
-    picked = {**defaults(engine, server, values),
-              **{p.name: server[p.name] for p in space.server_params if p.name in server}}
+    """(choice, its action) for each parameter of a server part, and for each default of a parameter that it lacks."""
+    picked = {name: fill(spec.default, values, engine.name) if isinstance(spec.default, str) else spec.default
+              for name, spec in engine.params.items() if name not in server and spec.default is not None}
+    picked.update((param.name, server[param.name]) for param in space.server_params if param.name in server)
     return [(value, choose(engine, name, value, version)) for name, value in picked.items()]
 
 
@@ -71,13 +72,6 @@ def needed(action: Action, values: Mapping[str, str]) -> tuple[str, ...]:
     """The flags of an action and the other words that the engine must know."""
     said = [PLACEHOLDER.sub(lambda match: values.get(match[1], ""), word) for word in (*action.args, *action.needs)]
     return tuple(word for number, word in enumerate(said) if word.startswith("--") or number >= len(action.args))
-
-
-def defaults(engine: EngineSpec, server: Config, values: Mapping[str, str]) -> dict[str, Value]:
-    """The engine file's values of parameters that a configuration lacks."""
-    given = {name: spec.default for name, spec in engine.params.items() if name not in server}
-    return {name: fill(value, values, engine.name) if isinstance(value, str) else value
-            for name, value in given.items() if value is not None}
 
 
 def choose(engine: EngineSpec, name: str, value: Value, version: str | None) -> Action:

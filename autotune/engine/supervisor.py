@@ -5,11 +5,9 @@ the supervisor's standard input) and reads one line of JSON from standard input:
 term_s, log_limit_bytes, tuner. With --apart it becomes a grandchild of its starter: Ray's processes kill their children
 on exit, and a killed supervisor would leave its server behind. The supervisor
 
-- becomes the reaper of every descendant (Linux child subreaper), which keeps children that leave the group or
-  are orphaned within its reach;
+- reaps every descendant (Linux child subreaper), also children that leave the group or are orphaned;
 - starts the server in a session of its own and copies its output, redacted and bounded, to folder/server.log;
-- ends every process when standard input closes (the tuner died or asked for it) or on SIGTERM: SIGTERM first,
-  SIGKILL after `term_s`;
+- ends every process on SIGTERM, or when standard input closes: SIGTERM first, SIGKILL after `term_s`;
 - writes folder/owner.json at the start and folder/exit.json at the end, and exits 0.
 
 It imports no library, because it must start fast and stay small.

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from types import TracebackType
 
 import msgspec
 
@@ -54,8 +53,7 @@ class LoadClient:
             self._fail()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         with contextlib.suppress(OSError), self._process:  # closes the pipes and waits for the end
             self._process.kill()
         self._stderr.close()

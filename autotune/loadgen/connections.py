@@ -92,13 +92,6 @@ class Connections:
         self._ended: list[tuple[Reply, int | None, TokenStream, float]] = []
         self.closed_loop = self.load.rate_per_s is None
 
-    def ready(self, slot: Slot, mask: int, now: float) -> None:
-        """Handle an event of the poller on a slot that is not in the midst of a stream."""
-        if slot.state == READING and not slot.out:
-            self.read(slot, now)
-        else:
-            self._progress(slot, mask, now)
-
     def read(self, slot: Slot, now: float) -> float:
         """Read once and parse at once, except for an ordinary beginning of an answer, which `look` parses.
 
@@ -288,10 +281,12 @@ class Connections:
         if (error := sock.connect_ex(self.address)) not in (0, errno.EINPROGRESS):
             self.broken(slot, now, "connect", os.strerror(error))
 
-    def _progress(self, slot: Slot, mask: int, now: float) -> None:
-        """Advance a connection that is being made, has request bytes left to send, or has nothing in flight."""
+    def ready(self, slot: Slot, mask: int, now: float) -> None:
+        """Handle an event of the poller on a slot that is not in the midst of a stream."""
         assert slot.sock is not None
-        if slot.state == CONNECTING:
+        if slot.state == READING and not slot.out:
+            self.read(slot, now)
+        elif slot.state == CONNECTING:
             if error := slot.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self.broken(slot, now, "connect", os.strerror(error))
             else:

@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 import time
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -106,20 +107,13 @@ class AnswerParser:
             self.reusable = self._parser.should_keep_alive()
 
 
-class _Poll:
-    """select.poll with select.epoll's unit of time, for systems without epoll."""
-
-    def __init__(self) -> None:
-        self._poll = select.poll()
-        self.register, self.modify, self.unregister = self._poll.register, self._poll.modify, self._poll.unregister
-
-    def poll(self, timeout: float) -> list[tuple[int, int]]:
-        return self._poll.poll(timeout * 1000)
-
-
 def poller() -> Any:
-    """epoll where there is one (its event bits for reading and writing are those of poll)."""
-    return select.epoll() if hasattr(select, "epoll") else _Poll()
+    """epoll, or poll with epoll's unit of time where there is none (the bits for reading and writing are the same)."""
+    if hasattr(select, "epoll"):
+        return select.epoll()
+    made = select.poll()
+    return types.SimpleNamespace(register=made.register, modify=made.modify, unregister=made.unregister,
+                                 poll=lambda timeout_s: made.poll(timeout_s * 1000))
 
 
 def receiver(sock: socket.socket) -> Receive:

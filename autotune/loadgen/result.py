@@ -146,19 +146,14 @@ class Tally:
         """Count a request whose answer is complete: a success, or the failure that the answer reports."""
         self.ended(done, status, now, *_outcome(done, status, stream))
 
-    def tick(self, now: float, streams: Iterable[TokenStream], unread: float, cpu_s: float,
+    def tick(self, now: float, streams: Sequence[TokenStream], unread: float, cpu_s: float,
              wait_s: float | None) -> Tick:
         """The counters at `now`, given the running streams and the tokens that they have not read yet."""
-        counted, events, flying = self._counted_tokens, self._loose_events, 0
-        for stream in streams:
-            flying += 1
-            counts = stream.counts
-            if counts and counts[0]:
-                counted += counts[-1]
-            else:
-                events += len(counts)
+        arrivals = [stream.counts for stream in streams if stream.counts]
+        counted = self._counted_tokens + sum(counts[-1] for counts in arrivals if counts[0])
+        events = self._loose_events + sum(len(counts) for counts in arrivals if not counts[0])
         ratio = self._known_tokens / self._known_events if self._known_events else 1.0
-        return Tick(now, counted + unread, events, ratio, flying, self._finished, dict(self.kinds), self.details,
+        return Tick(now, counted + unread, events, ratio, len(streams), self._finished, dict(self.kinds), self.details,
                     cpu_s, wait_s)
 
     def ended(self, done: Reply, status: int | None, now: float, kind: str, detail: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -127,16 +128,16 @@ class Gate:
         `hide` takes secrets out of a text: a server may echo its environment. `problem` is one line when the server
         did not answer (agreement None).
         """
+        def outputs(at_once: int) -> list[Output]:
+            return [Output(hide(o.text), o.tokens) for o in collect(target, self.settings, self.prompts, at_once)]
+
         try:
             if baseline and not self.references():
-                self._keep([self._outputs(target, n, hide) for n in CONCURRENCIES])
-            outputs = self._outputs(target, CONCURRENCIES[-1], hide)
+                self._keep([outputs(at_once) for at_once in CONCURRENCIES])
+            candidate = outputs(CONCURRENCIES[-1])
         except (NoAnswer, BadAnswer) as error:
             return None, " ".join(str(error).split())[:PROBLEM_CHARS]
-        return compare(outputs, self.references(), self.settings), ""
-
-    def _outputs(self, target: Target, at_once: int, hide: Callable[[str], str]) -> list[Output]:
-        return [Output(hide(o.text), o.tokens) for o in collect(target, self.settings, self.prompts, at_once)]
+        return compare(candidate, self.references(), self.settings), ""
 
     def _keep(self, runs: Sequence[Sequence[Output]]) -> None:
         write_json(self.file, {"asked": self._asked(), "runs": runs})
@@ -197,8 +198,7 @@ def common_share(a: str, b: str) -> float:
     """Share of the longer of two texts before they diverge: 1 for equal texts."""
     if a == b:
         return 1.0
-    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return same / max(len(a), len(b))
+    return len(os.path.commonprefix((a, b))) / max(len(a), len(b))
 
 
 def poisson_tail(count: int, mean: float) -> float:

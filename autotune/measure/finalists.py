@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
 from autotune.measure.statistics import student_t
 from autotune.records import UsageError
@@ -159,8 +160,7 @@ class Confirmation:
         self._dropped[key] = dataclasses.replace(self._gain(key), verdict=verdict)
 
     def _mean(self, key: str) -> float:
-        logs = self._logs[key][:self.rounds]
-        return sum(logs) / len(logs)
+        return fmean(self._logs[key][:self.rounds])
 
     def _gain(self, key: str) -> Gain:
         n = min(len(self._logs[key]), len(self._logs[self.baseline]))

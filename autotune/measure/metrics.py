@@ -8,7 +8,6 @@ import re
 import threading
 import time
 from collections.abc import Collection
-from types import TracebackType
 from typing import Self
 
 from autotune.loadgen.spec import Target
@@ -57,8 +56,7 @@ class MetricsReader:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         if self._url:
             self._thread.join(TIMEOUT_S + 1)

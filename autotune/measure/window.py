@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from statistics import fmean, variance
 
 from autotune.loadgen.client import LoadClient
 from autotune.loadgen.requests import chars_per_token
@@ -258,8 +259,7 @@ def _rate(pulses: Sequence[Pulse], seconds: float) -> float:
 
 def _level(before: Sequence[float], after: Sequence[float], drift: float) -> bool:
     """True if two stretches have the same level: within `drift`, or within three standard errors."""
-    a, b = sum(before) / len(before), sum(after) / len(after)
-    if max(a, b) <= 0:
-        return False
-    noise = sum(sum((v - m) ** 2 for v in vs) / (len(vs) - 1) / len(vs) for vs, m in ((before, a), (after, b)))
-    return abs(b - a) <= max(drift * max(a, b), min(3 * math.sqrt(noise), 5 * drift * max(a, b)))
+    a, b = fmean(before), fmean(after)
+    noise = math.sqrt(sum(variance(values) / len(values) for values in (before, after)))
+    most = drift * max(a, b)
+    return most > 0 and abs(b - a) <= max(most, min(3 * noise, 5 * most))

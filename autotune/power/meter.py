@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Protocol, Self, TextIO
@@ -103,6 +104,31 @@ class NoMeter:
 
     def energy(self, start: Reading, end: Reading) -> Energy:
         return Energy(source="none", joules=None, window_s=end.t - start.t)
+
+
+class SamplingMeter:
+    """Base of a meter whose `_sample` runs in a thread every `every_s` while the meter is open."""
+
+    def __init__(self, trace: Trace, every_s: float) -> None:
+        self._trace, self._every_s, self._stop = trace, every_s, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._trace.open()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._trace.close()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            self._sample()
+
+    def _sample(self) -> None:
+        raise NotImplementedError
 
 
 class Trace:

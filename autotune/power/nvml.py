@@ -11,14 +11,13 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from autotune.engine.gpus import NoNvml, start_nvml
 from autotune.power.host_load import ProcessTree
-from autotune.power.meter import DeviceLost, MeterUnavailable, Powered, PowerSettings, Reading, Trace
+from autotune.power.meter import DeviceLost, MeterUnavailable, Powered, PowerSettings, Reading, SamplingMeter, Trace
 from autotune.records import Energy
 
 SCOPE_GPU, SCOPE_MODULE = 0, 1
@@ -54,7 +53,7 @@ class Gpu:
         return [sample for sample in list(self.samples) if start <= sample.t <= end]
 
 
-class NvmlMeter:
+class NvmlMeter(SamplingMeter):
     """Meter over the GPUs of `powered.gpus` (UUIDs). Raises MeterUnavailable without driver, counter, or with MIG."""
 
     source = "nvml"
@@ -66,22 +65,11 @@ class NvmlMeter:
             raise MeterUnavailable(f"nvml: {error}") from error
         if not powered.gpus:
             raise MeterUnavailable("nvml: the server was given no GPU")
-        self._settings, self._trace = settings, Trace(trace, "watts,module_watts,temperature_c,slowdown_bits")
+        super().__init__(Trace(trace, "watts,module_watts,temperature_c,slowdown_bits"), settings.sample_s)
+        self._settings, self._checked = settings, 0.0
         self._tree = ProcessTree(powered.pid) if powered.pid is not None else None
         self._gpus = [self._open(uuid) for uuid in powered.gpus]
         self._lost: str | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample_all, name="nvml", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._trace.open()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._trace.close()
 
     def read(self) -> Reading:
         """Joules per UUID since the driver was loaded. Raises DeviceLost."""
@@ -103,12 +91,9 @@ class NvmlMeter:
         if not start.joules or not end.joules:
             return Energy(source=self.source, joules=None, window_s=length, reasons=("counter_failed",))
         counter = {uuid: end.joules[uuid] - start.joules[uuid] for uuid in end.joules}
-        reasons: list[str] = []
-        if min(counter.values()) < 0:
-            reasons.append("counter_went_back")
-        elif min(counter.values()) == 0:
-            reasons.append("counter_flat")
-        broken = bool(reasons)
+        least = min(counter.values())
+        broken = least <= 0
+        reasons = ["counter_went_back" if least < 0 else "counter_flat"] if broken else []
         if length < MIN_WINDOW_S:
             reasons.append("window_too_short")
         sampled = self._integrals(start.t, end.t, module=False)
@@ -160,17 +145,15 @@ class NvmlMeter:
         gpu.module = self._power(gpu, SCOPE_MODULE) is not None
         return gpu
 
-    def _sample_all(self) -> None:
-        checked = 0.0
-        while not self._stop.wait(self._settings.sample_s):
-            now = time.monotonic()
-            for gpu in self._gpus:
-                self._sample(gpu)
-            if now - checked >= PROCESS_CHECK_S:
-                checked = now
-                self._check_processes(now)
+    def _sample(self) -> None:
+        now = time.monotonic()
+        for gpu in self._gpus:
+            self._sample_gpu(gpu)
+        if now - self._checked >= PROCESS_CHECK_S:
+            self._checked = now
+            self._check_processes(now)
 
-    def _sample(self, gpu: Gpu) -> None:
+    def _sample_gpu(self, gpu: Gpu) -> None:
         watts = self._power(gpu, SCOPE_GPU)
         t = time.monotonic()
         module = self._power(gpu, SCOPE_MODULE) if gpu.module else None

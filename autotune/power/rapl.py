@@ -5,17 +5,16 @@ from __future__ import annotations
 import pathlib
 import threading
 import time
-from typing import Self
 
 from autotune.power.host_load import HostLoad, ProcessTree
-from autotune.power.meter import MeterUnavailable, Powered, PowerSettings, Reading, Trace
+from autotune.power.meter import MeterUnavailable, Powered, PowerSettings, Reading, SamplingMeter, Trace
 from autotune.records import Energy
 
 ROOT = pathlib.Path("/sys/class/powercap")
 REFRESH_S = 10.0
 
 
-class RaplMeter:
+class RaplMeter(SamplingMeter):
     """Meter over all CPU packages and their DRAM, including what other processes of the machine use.
 
     Domains inside a package (core, uncore) and psys are left out: they would count energy twice.
@@ -37,19 +36,8 @@ class RaplMeter:
         except (OSError, ValueError) as error:
             raise MeterUnavailable(f"rapl: cannot read the energy counters (root only, as a rule): {error}") from error
         self._micro = dict.fromkeys(self._domains, 0)
-        self._lock, self._stop = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._keep_up, name="rapl", daemon=True)
-        self._trace = Trace(trace, "watts,assumed")
-
-    def __enter__(self) -> Self:
-        self._trace.open()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._trace.close()
+        self._lock = threading.Lock()
+        super().__init__(Trace(trace, "watts,assumed"), REFRESH_S)
 
     def read(self) -> Reading:
         """Joules per package since the meter was made."""
@@ -73,9 +61,8 @@ class RaplMeter:
                       reasons=("counter_flat",) if flat else self._others.reasons(start.t, end.t),
                       per_device_j=per_device, scope="CPU packages")
 
-    def _keep_up(self) -> None:
-        while not self._stop.wait(REFRESH_S):
-            self.read()
+    def _sample(self) -> None:
+        self.read()
 
 
 def _text(path: pathlib.Path) -> str:

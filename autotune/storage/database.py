@@ -79,14 +79,10 @@ def passwords(urls: Iterable[str | None]) -> list[str]:
 
     found: list[str] = []
     for url in urls:
-        rest = (url or "").partition("://")[2]
-        query = rest.partition("?")[2]
-        found += [value for key, values in urllib.parse.parse_qs(query).items() if key in SECRET_KEYS
-                  for value in values]
-        before, at, _ = rest.partition("?")[0].rpartition("@")
-        if at and ":" in before:
-            found.append(before.partition(":")[2])
-    return [text for one in found for text in dict.fromkeys((one, urllib.parse.unquote(one)))]
+        address, _, query = (url or "").partition("://")[2].partition("?")
+        found += [value for key, value in urllib.parse.parse_qsl(query) if key in SECRET_KEYS]
+        found.append(address.rpartition("@")[0].partition(":")[2])
+    return [text for one in found if one for text in dict.fromkeys((one, urllib.parse.unquote(one)))]
 
 
 def redacted(url: str) -> str:

@@ -74,8 +74,7 @@ async def _ask(url: str, body: Mapping[str, Any] | None, within_s: float, header
     try:
         async with (asyncio.timeout(within_s),  # httpx limits each read, not the whole
                     httpx.AsyncClient(timeout=None, trust_env=False, verify=False) as client,
-                    client.stream("GET" if body is None else "POST", url, headers=wanted,
-                                  json=body) as answer):
+                    client.stream("GET" if body is None else "POST", url, headers=wanted, json=body) as answer):
             async for piece in answer.aiter_raw():  # raw: compressed bodies are not unpacked
                 pieces.append(piece)
                 size += len(piece)
@@ -95,10 +94,10 @@ async def _ask(url: str, body: Mapping[str, Any] | None, within_s: float, header
 def _reason(error: BaseException) -> str:
     """The operating system's reason for a failed connection, if it gave one."""
     cause: BaseException | None = error
-    while cause is not None and not (isinstance(cause, OSError) and cause.errno):
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno:
+            return os.strerror(cause.errno)
         cause = cause.__cause__ or cause.__context__
-    if isinstance(cause, OSError) and cause.errno:
-        return os.strerror(cause.errno)
     return str(error) or type(error).__name__
 
 

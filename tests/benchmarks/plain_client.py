@@ -8,6 +8,7 @@ Runs in any environment that has the library: streams /v1/completions on one eve
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import pathlib
 import sys
@@ -37,31 +38,27 @@ async def one(lines: Any) -> dict[str, float]:
 async def run(library: str, url: str, concurrency: int, requests: int) -> list[dict[str, float]]:
     done: list[dict[str, float]] = []
     left = iter(range(requests))
-
-    async def ask(stream: Any) -> None:
-        for _ in left:
-            sent = time.monotonic()
-            found = await stream()
-            done.append({**found, "sent": sent})
-
     if library == "httpx":
         import httpx
 
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-        async with httpx.AsyncClient(limits=limits, timeout=600) as client:
-            async def stream() -> dict[str, float]:
-                async with client.stream("POST", url + "/v1/completions", json=BODY) as answer:
-                    return await one(answer.aiter_lines())
-            await asyncio.gather(*(ask(stream) for _ in range(concurrency)))
+        client: Any = httpx.AsyncClient(limits=limits, timeout=600)
     else:
         import aiohttp
 
         connector = aiohttp.TCPConnector(limit=concurrency)
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(600)) as session:
-            async def stream() -> dict[str, float]:
-                async with session.post(url + "/v1/completions", json=BODY) as answer:
-                    return await one(answer.content)
-            await asyncio.gather(*(ask(stream) for _ in range(concurrency)))
+        client = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(600))
+
+    async def ask() -> None:
+        for _ in left:
+            sent = time.monotonic()
+            begin = functools.partial(client.stream, "POST") if library == "httpx" else client.post
+            async with begin(url + "/v1/completions", json=BODY) as answer:
+                found = await one(answer.aiter_lines() if library == "httpx" else answer.content)
+            done.append({**found, "sent": sent})
+
+    async with client:
+        await asyncio.gather(*(ask() for _ in range(concurrency)))
     return done
 
 

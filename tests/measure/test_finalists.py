@@ -87,11 +87,8 @@ def test_a_finalist_that_fails_is_out_and_a_baseline_that_fails_twice_ends_it() 
     assert other.next() == "A"
     other.add("A", None)
     assert other.next() is None and other.decision().state == "failed" and "baseline" in other.decision().reason
-
-
-def test_without_finalists_there_is_no_improvement() -> None:
-    confirmation = Confirmation("A", [], SETTINGS)
-    assert confirmation.next() is None and confirmation.decision().state == "no_improvement"
+    none = Confirmation("A", [], SETTINGS)
+    assert none.next() is None and none.decision().state == "no_improvement"
 
 
 def test_the_wrong_block_and_impossible_values_are_refused() -> None:

@@ -57,7 +57,7 @@ def test_with_speculation_tpot_counts_tokens_and_acceptance_is_tokens_per_step(t
     assert found.accept_length == pytest.approx(sum(t["tokens"] for t in ok) / sum(t["steps"] for t in ok), rel=0.1)
 
 
-def test_acceptance_comes_from_counters_when_answers_do_not_say_it(tmp_path: pathlib.Path) -> None:
+def test_acceptance_comes_from_counters_when_answers_lack_it(tmp_path: pathlib.Path) -> None:
     with Stub(tmp_path, "--itl-ms", "12", "--chunk-tokens", "3") as stub:
         found = measured(measure_stub(stub, target_of(stub, metrics=True)))
     assert found.accept_length == pytest.approx(2.8, rel=0.1)  # each request's first step gives one token

@@ -12,6 +12,7 @@ from autotune.config.compose import load
 from autotune.config.settings import Settings
 from autotune.engine.command import Command, build
 from autotune.engine.spec import EngineSpec
+from autotune.executors import preflight
 from autotune.records import Config, Value
 from autotune.space.space import Space
 
@@ -50,6 +51,13 @@ def python_with(folder: pathlib.Path, package: str, version: str, files: Mapping
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     return str(python)
+
+
+def looked_up(loaded: Settings) -> tuple[list[str], dict[tuple[str, object], str]]:
+    """(what the installed engine lacks for the baseline, what it lacks for each choice), as `check` says it."""
+    report = preflight.check(loaded)
+    return ([problem.split(":")[0] for problem in report.problems if "does not know" in problem],
+            {(c.param, c.value): "; ".join(p for p in c.problems if "does not know" in p) for c in report.choices})
 
 
 def ruled(loaded: Settings, version: str) -> Space:

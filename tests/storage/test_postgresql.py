@@ -13,7 +13,6 @@ import pytest
 
 from autotune.config.compose import load
 from autotune.records import AutotuneError
-from autotune.storage.database import redacted
 from autotune.storage.locks import StudyLock
 from autotune.storage.study import Study
 from tests.storage import postgres
@@ -80,10 +79,3 @@ def test_a_database_that_is_not_there_is_one_line_without_the_password(url: str,
     said = process.communicate(timeout=600)[0]
     assert process.returncode == 1 and said.count("\n") == 1 and "cannot open the study storage" in said, said
     assert "s3cret" not in said and leaks(tmp_path / "outputs") == []
-
-
-def test_a_url_is_shown_without_its_password(url: str) -> None:
-    shown = redacted(url)
-    assert "s3cret" not in shown and shown.startswith("postgresql://") and "@127.0.0.1:" in shown
-    assert "hunter22" not in redacted("postgresql:///db?host=h&password=hunter22")
-    assert "a/b" not in redacted("postgresql://me:a/b@host/db")

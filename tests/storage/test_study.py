@@ -17,7 +17,7 @@ import pytest
 
 from autotune.records import AutotuneError, Blame, Crash, Energy, Measurement, Score, Stage, UsageError
 from autotune.space.space import Space
-from autotune.storage.database import SQLITE_WAIT_S, sqlite_url
+from autotune.storage.database import SQLITE_WAIT_S, redacted, sqlite_url
 from autotune.storage.locks import StudyLock, owner_alive, owner_id
 from autotune.storage.schema import add_pivot, read_pivots
 from autotune.storage.study import TABLES, Study
@@ -270,3 +270,10 @@ def test_pivots_are_appended_but_not_twice_in_a_row_for_one_region(tmp_path: pat
     assert add("close", trials="10,12")  # there is new evidence
     assert add("reopen") and add("close")  # closed again on the same evidence
     assert [p["action"] for p in read_pivots(tmp_path)] == ["close", "close", "close", "reopen", "close"]
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:%s@127.0.0.1:5432/db", "postgresql:///db?host=h&password=%s"])
+@pytest.mark.parametrize("password", ["hunter22", "s3cret%2Fof%2Btests", "a/b"])
+def test_a_url_is_shown_without_its_password(url: str, password: str) -> None:
+    shown = redacted(url % password)
+    assert password not in shown and shown.startswith("postgresql://") and ("@127.0.0.1:" in shown) is ("@" in url)

@@ -7,8 +7,6 @@ import pathlib
 import pytest
 
 from autotune.config.compose import load
-from autotune.config.settings import Settings
-from autotune.executors import preflight
 from tests.sglang import support
 
 FLAGS = '''class EngineArgs:
@@ -34,14 +32,7 @@ def python_with(folder: pathlib.Path, **files: str) -> str:
 
 
 def looked_at(python: str, *overrides: str) -> tuple[list[str], dict[tuple[str, object], str]]:
-    """(what the baseline lacks, what each choice lacks) in the installed engine."""
-    report = preflight.check(loaded(python, *overrides))
-    return ([problem.split(":")[0] for problem in report.problems if "does not know" in problem],
-            {(c.param, c.value): "; ".join(p for p in c.problems if "does not know" in p) for c in report.choices})
-
-
-def loaded(python: str, *overrides: str) -> Settings:
-    return load(["+space=vllm_gpu", f"engine.python={python}", *overrides])
+    return support.looked_up(load(["+space=vllm_gpu", f"engine.python={python}", *overrides]))
 
 
 def test_a_vllm_that_knows_every_flag_of_the_space_is_believed(tmp_path: pathlib.Path) -> None:
