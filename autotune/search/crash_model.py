@@ -45,9 +45,7 @@ class CrashModel:
         self.groups = [g for fails in signatures.values() for g in self._split(fails)]
         self._earlier = {}
         faulty = sum(float(g.weights[[len(h) == 1 for h in g.hypotheses]].sum()) for g in self.groups if not g.loaded)
-        self.seen = [np.zeros(len(p.choices) + 1, dtype=bool) for p in grid.server_params]
-        for i, seen in enumerate(self.seen):
-            seen[passed[:, i]] = True
+        self.seen = [np.isin(np.arange(len(p.choices) + 1), passed[:, i]) for i, p in enumerate(grid.server_params)]
         tested = float(sum(s.sum() for s in self.seen)) + faulty
         self.rate = (RATE * PRIOR_WEIGHT + faulty) / (PRIOR_WEIGHT + tested)  # posterior share of faulty choices
         self.pair_rate = PAIR_RATE * self.rate / RATE
@@ -127,8 +125,8 @@ class CrashModel:
 
     def culprits(self) -> list[Culprit]:
         """Hypotheses of all groups with a probability above 5 %, likeliest first."""
-        found = [c for group in self.groups for c in group.culprits() if c.probability > 0.05]
-        return sorted(found, key=lambda c: -c.probability)
+        return sorted((c for group in self.groups for c in group.culprits() if c.probability > 0.05),
+                      key=lambda c: -c.probability)
 
     def chance_serving(self, servers: Codes) -> Floats:
         """(n, L) probability that a live server survives each load part."""

@@ -36,7 +36,7 @@ class Grid:
         self.load_params = space.load_params
         self.params = self.server_params + self.load_params
         self._column = {p.name: i for i, p in enumerate(self.params)}
-        self._code = [{_exact(c): i for i, c in enumerate(p.choices)} for p in self.params]
+        self._code = [{exact(c): i for i, c in enumerate(p.choices)} for p in self.params]
         self.width = len(self.server_params)
         sizes = [len(p.choices) + 1 for p in self.server_params]
         self._pairs = list(itertools.combinations(range(self.width), 2))
@@ -52,7 +52,7 @@ class Grid:
 
     def encode(self, config: Config, params: Sequence[Param]) -> Codes:
         """Codes of `params` in a configuration. Raises KeyError for a value that is not a choice."""
-        row = [self._code[self._column[p.name]][_exact(config[p.name])] if p.name in config else len(p.choices)
+        row = [self._code[self._column[p.name]][exact(config[p.name])] if p.name in config else len(p.choices)
                for p in params]
         return np.array(row, dtype=np.int16)
 
@@ -160,10 +160,10 @@ class Grid:
         hit = np.ones(len(rows), dtype=bool)
         for name, values in when.items():
             i = self._column[name]
-            hit &= np.isin(rows[:, i], [self._code[i][_exact(v)] for v in values])
+            hit &= np.isin(rows[:, i], [self._code[i][exact(v)] for v in values])
         return hit
 
 
-def _exact(value: Value) -> tuple[bool, Value]:
+def exact(value: Value | None) -> tuple[bool, Value | None]:
     """A key that distinguishes True from 1."""
     return isinstance(value, bool), value

@@ -11,7 +11,7 @@ worse alternatives reopen a region. A region with a large gain gets one more pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -204,21 +204,16 @@ HOPELESS = 0.1  # chance of the best launch below which a study without any runn
 DEAD_LAUNCHES = 20  # crashed launches without a success that end the search
 
 
-class Standing(NamedTuple):
-    """State of the search: best configuration, closed regions, whether other workers are busy."""
+def stop_reason(memory: Observations, forecast: Forecast, worth: Floats, least: float, best: tuple[Key, int] | None,
+                closed: Collection[str], busy: bool) -> Stop | None:
+    """The reason to stop; None while a launch is expected to gain at least `least`.
 
-    best: tuple[Key, int] | None
-    closed: Sequence[str]
-    busy: bool
-
-
-def stop_reason(memory: Observations, forecast: Forecast, worth: Floats, standing: Standing,
-                least: float) -> Stop | None:
-    """The reason to stop; None while a launch is expected to gain at least `least`."""
+    closed: names of the closed regions. busy: other workers have pending launches.
+    """
     came_up = any(s.came_up for s in memory.servers.values())
-    totals = summary(memory, standing.best)
+    totals = summary(memory, best)
     if not forecast.gain.size or forecast.gain.max() <= 0:
-        if standing.busy:
+        if busy:
             return Stop(StopKind.EXHAUSTED, "other workers are measuring every remaining configuration")
         if not came_up:
             return Stop(StopKind.CRASHES, f"all {memory.launches} launches crashed, and no configuration is left")
@@ -226,8 +221,8 @@ def stop_reason(memory: Observations, forecast: Forecast, worth: Floats, standin
     if not came_up and (memory.launches >= DEAD_LAUNCHES or forecast.chance.max() < HOPELESS):
         return Stop(StopKind.CRASHES, f"all {memory.launches} launches crashed; the best remaining one has a chance of "
                     f"{forecast.chance.max():.0%}")
-    if came_up and standing.best is not None and worth.max() < least:
-        gave_up = f"; closed: {', '.join(sorted(standing.closed))}" if standing.closed else ""
+    if came_up and best is not None and worth.max() < least:
+        gave_up = f"; closed: {', '.join(sorted(closed))}" if closed else ""
         return Stop(StopKind.GAIN, f"{totals}: no remaining launch is expected to gain {least:.2%} "
                     f"(the best one {worth.max():.2%}){gave_up}")
     if worth.max() <= 0:

@@ -60,9 +60,8 @@ class OptunaStrategy:
         spent = self.limits.spent(self.launches, self.used_s)
         if spent is not None:
             return spent
-        self._set_lost_aside()
         first = config_key(self.space.split(self.space.baseline)[0]) not in self._servers | self._busy
-        again = None if first else self._again()
+        again = self._again(first)
         if first or again is not None:
             self.study.enqueue_trial(dict(again or self.space.baseline))
         with contextlib.ExitStack() as rejected:
@@ -79,20 +78,20 @@ class OptunaStrategy:
                 return Stop(StopKind.EXHAUSTED, f"the rest of the grid ({len(self._aside)}) waits for other workers"
                             if self._aside else "every configuration of the grid was tried")
             asked, again = self._ask(), None
-            key = config_key(asked.config)
+            server = config_key(asked.server)
             if self.space.forbidden(asked.config) is not None:
                 self._prune(asked.trial, FORBIDDEN)
-            elif self.name == "grid" and key in self._tried:
+            elif self.name == "grid" and config_key(asked.config) in self._tried:
                 self._prune(asked.trial, None)
-            elif config_key(asked.server) in self._busy:
+            elif server in self._busy:
                 if self.name == "grid":  # it never names a cell twice
                     self._prune(asked.trial, None)
                     self._aside.append(asked.config)
                 else:
                     rejected.callback(self._prune, asked.trial, None)
             else:
-                self._asked[config_key(asked.server)] = asked
-                self._unmeasured.add(config_key(asked.server))
+                self._asked[server] = asked
+                self._unmeasured.add(server)
                 reason = "the baseline, the reference of all comparisons" if first else f"Optuna's {self.name} sampler"
                 return Launch(asked.server, reason, 0.0, 1.0)
         return Stop(StopKind.EXHAUSTED, f"{TRIES} proposals in a row were forbidden, known or running on other workers")
@@ -153,21 +152,17 @@ class OptunaStrategy:
         """Always empty: samplers give no reasons."""
         return []
 
-    def _set_lost_aside(self) -> None:
-        """Postpone trials that were lost with their host; they are proposed again."""
+    def _again(self, first: bool) -> Config | None:
+        """A postponed configuration that may run now, if not `first`. Trials lost with their host are postponed."""
         for key in [key for key in self._asked if key not in self._busy]:
             lost = self._asked.pop(key)
             self._unmeasured.discard(key)
             self._prune(lost.trial, None)
             self._aside.append(lost.config)
-
-    def _again(self) -> Config | None:
-        """A postponed configuration that may run now."""
         self._aside = [config for config in self._aside if config_key(config) not in self._tried]
-        for i, config in enumerate(self._aside):
-            if config_key(self.space.split(config)[0]) not in self._busy:
-                return self._aside.pop(i)
-        return None
+        free = (i for i, config in enumerate(self._aside) if config_key(self.space.split(config)[0]) not in self._busy)
+        at = None if first else next(free, None)
+        return None if at is None else self._aside.pop(at)
 
     def _ask(self) -> _Asked:
         trial = self.study.ask()

@@ -134,8 +134,10 @@ class LaunchAware:
         fresh, planned = key in self._fresh, self._fresh.get(key)
         if planned is None and not self.memory.count:
             return self._usual_load(row)
-        if planned is None and fresh:
-            planned = self._compared(key)
+        server = self.memory.servers.get(key)
+        known = server is not None and self._baseline_load in self.memory.settled(server)
+        if planned is None and fresh and key == self._baseline_key and not known:
+            planned = self._baseline_load  # until it is measured: the reference of all comparisons
         if planned is not None:
             return planned
         forecast = self._forecast(row, self._expecting(), set())
@@ -156,12 +158,6 @@ class LaunchAware:
         if best != key or not self.memory.uncertain(key, load):
             return False
         return not self._busy or acquisition.chance_to_stay_best(value, self._beliefs[0][1], *self._pending()) >= LIKELY
-
-    def _compared(self, key: Key) -> int | None:
-        """The baseline's own load part, for its server, until it is measured: the reference of all comparisons."""
-        server = self.memory.servers.get(key)
-        known = server is not None and self._baseline_load in self.memory.settled(server)
-        return None if known or key != self._baseline_key else self._baseline_load
 
     def _usual_load(self, row: Codes) -> int:
         """Load part of a server without an expected gain: that of the best, else of the baseline."""
@@ -184,8 +180,8 @@ class LaunchAware:
         worth[new > max(NEW, fewest)] = 0.0
         self._pivots += regions.changes(self.memory, forecast, self._closed, found)
         self._closed = {region.name: region for region in found if region.why is not None}
-        standing = regions.Standing(self._best[:2] if self._best else None, list(self._closed), bool(self._busy))
-        stop = regions.stop_reason(self.memory, forecast, worth, standing, least)
+        stop = regions.stop_reason(self.memory, forecast, worth, least, self._best[:2] if self._best else None,
+                                   self._closed, bool(self._busy))
         doubts = self._sceptical_check(forecast, found) if stop is not None and stop.kind is StopKind.GAIN else None
         if doubts is not None:
             forecast, worth = doubts

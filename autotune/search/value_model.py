@@ -20,8 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.records import Value
-from autotune.search.grid import Codes, Floats, Grid, Mask
+from autotune.search.grid import Codes, Floats, Grid, Mask, exact
 from autotune.space.space import Param
 
 OVERALL = 1.0  # sd of the unknown level after centring
@@ -148,7 +147,7 @@ class ValueModel:
 
     def _rest(self, data: Data, trust: float) -> Floats:
         """(n,) centred residual of the log objective after the prior mean."""
-        rest = data.y[:, 0] - self.prior.mixed(data.rows, trust)[np.arange(len(data.rows)), data.loads]
+        rest = data.y[:, 0] - self.prior.mean(data.rows, trust)[np.arange(len(data.rows)), data.loads]
         out: Floats = rest - rest.mean()
         return out
 
@@ -288,12 +287,9 @@ class Prior:
         self.scales = [scale for _, scale in believed]  # (choices + 1,) sd of an effect over USUAL_SD
         self.loads = _added([_believed(grid, p, 0.0)[0] for p in grid.load_params], grid.load_rows)
 
-    def mean(self, rows: Codes) -> Floats:
-        """(n, L) log of the expected factor against the baseline."""
-        return self.mixed(rows, self.trust)
-
-    def mixed(self, rows: Codes, trust: float) -> Floats:
-        """The prior mean with a given trust in past studies, 0..1."""
+    def mean(self, rows: Codes, trust: float | None = None) -> Floats:
+        """(n, L) log of the expected factor against the baseline; `trust` in past studies, 0..1, replaces its own."""
+        trust = self.trust if trust is None else trust
         believed: Floats = np.add.outer(_added(self.means, rows), self.loads)
         if self.past is None or trust == 0:
             return believed
@@ -312,14 +308,10 @@ def _believed(grid: Grid, param: Param, down: float) -> tuple[Floats, Floats]:
     usual = grid.space.baseline.get(param.name)
     mean, scale = np.full(len(param.choices) + 1, -down), np.ones(len(param.choices) + 1)
     for i, choice in enumerate((*param.choices, None)):
-        if _same(choice, usual):
+        if exact(choice) == exact(usual):
             mean[i] = 0.0
         for other, (low, high) in belief.items():
-            if choice is not None and _same(choice, other):
+            if choice is not None and exact(choice) == exact(other):
                 mean[i] = (math.log(low) + math.log(high)) / 2
                 scale[i] = max(NARROW, math.log(high / low) / SIGMAS / USUAL_SD)
     return mean, scale
-
-
-def _same(a: Value | None, b: Value | None) -> bool:
-    return a == b and isinstance(a, bool) == isinstance(b, bool)
