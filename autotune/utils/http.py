@@ -13,14 +13,16 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any
+
+import msgspec
 
 MOST_BYTES = 8 << 20  # of an answer: completions, metrics and server settings are far smaller
 MOST_DEPTH = 64  # of nested JSON
 MOST_COUNT = 10**12  # of tokens and steps of one request
 LARGEST_INT = 2**63 - 1
 LATE = "no whole answer within"
-Kind = TypeVar("Kind")
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNT)]
 
 
 class BadAnswer(ValueError):
@@ -141,13 +143,12 @@ def whole(words: str) -> str:
 
 def part(value: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The object under a key; {} when absent. Raises BadAnswer."""
-    return _typed(value, key, dict, "an object") or {}
+    return _typed(value, key, dict[str, Any], "an object") or {}
 
 
 def parts(value: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """The list of objects under a key; [] when absent. Raises BadAnswer."""
-    found = _typed(value, key, list, "a list of objects") or []
-    return found if all(isinstance(item, dict) for item in found) else _refuse(key, "a list of objects", found)
+    return _typed(value, key, list[dict[str, Any]], "a list of objects") or []
 
 
 def text(value: Mapping[str, Any], key: str) -> str:
@@ -157,18 +158,16 @@ def text(value: Mapping[str, Any], key: str) -> str:
 
 def count(value: Mapping[str, Any], key: str) -> int | None:
     """The count of tokens or steps under a key; None when absent. Raises BadAnswer."""
-    found = _typed(value, key, int, "a count")
-    return found if found is None or found is not True and found is not False and 0 <= found <= MOST_COUNT else \
-        _refuse(key, "a count", found)
+    found: int | None = _typed(value, key, Count, "a count")
+    return found
 
 
-def _typed(value: Mapping[str, Any], key: str, kind: type[Kind], name: str) -> Kind | None:
+def _typed(value: Mapping[str, Any], key: str, kind: Any, name: str) -> Any:
     found = value.get(key)
-    return found if found is None or isinstance(found, kind) else _refuse(key, name, found)
-
-
-def _refuse(key: str, name: str, found: object) -> NoReturn:
-    raise BadAnswer(f"{key} is not {name}: {_shown(found)}")
+    try:
+        return None if found is None else msgspec.convert(found, kind)
+    except msgspec.ValidationError:
+        raise BadAnswer(f"{key} is not {name}: {_shown(found)}") from None
 
 
 def error_in(value: Mapping[str, Any]) -> str:

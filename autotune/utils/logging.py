@@ -60,13 +60,11 @@ def open_journal(folder: pathlib.Path, verbose: bool, secrets: Iterable[str] = (
     for old in list(LOG.handlers):
         LOG.removeHandler(old)
         old.close()
-    handlers: list[logging.Handler] = [QuietFileHandler(fresh(path))]
-    handlers[0].setFormatter(JsonLines(redactor))
+    LOG.addHandler(QuietFileHandler(fresh(path)))
+    LOG.handlers[0].setFormatter(JsonLines(redactor))
     if verbose:
-        handlers.append(logging.StreamHandler(sys.stderr))
-        handlers[1].setFormatter(TerminalLines(redactor))
-    for handler in handlers:
-        LOG.addHandler(handler)
+        LOG.addHandler(logging.StreamHandler(sys.stderr))
+        LOG.handlers[1].setFormatter(TerminalLines(redactor))
     LOG.setLevel(logging.DEBUG)
     LOG.propagate = False
     return path

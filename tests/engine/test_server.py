@@ -37,13 +37,15 @@ def left(folder: pathlib.Path) -> set[int]:
     return members(owner["session"], owner["marker"], int(owner["server_started"]))
 
 
-def test_a_good_server_becomes_ready_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
-    with server(tmp_path, fault="none") as live:
+@pytest.mark.parametrize("fault", ["none", "ignore-sigterm"])
+def test_a_good_server_becomes_ready_and_leaves_nothing(tmp_path: pathlib.Path, fault: str) -> None:
+    with server(tmp_path, fault=fault) as live:
         assert live.wait_ready() is None
         assert live.alive and live.stages.stage is Stage.SERVING
         assert live.model_name() == "standin"
     ended = json.loads((tmp_path / "exit.json").read_text())
-    assert ended["ended_by"] == "tuner" and ended["exit_status"] is not None
+    assert ended["ended_by"] == "tuner" and ended["exit_status"] == live.exit_status is not None
+    assert fault == "none" or live.exit_status == -signal.SIGKILL
     assert left(tmp_path) == set()
 
 
@@ -69,13 +71,6 @@ def test_a_hang_and_a_bad_answer_are_failures_of_one_line(tmp_path: pathlib.Path
         failure = live.wait_ready()
     assert failure is not None and failure.kind == kind and says in failure.detail
     assert failure.stage is (at if fault == "hang" else Stage.WARMUP) and left(tmp_path) == set()
-
-
-def test_a_server_that_ignores_sigterm_is_killed(tmp_path: pathlib.Path) -> None:
-    with server(tmp_path, fault="ignore-sigterm") as live:
-        assert live.wait_ready() is None
-    assert live.exit_status == -signal.SIGKILL
-    assert left(tmp_path) == set()
 
 
 @pytest.mark.parametrize("killed", [False, True])

@@ -20,26 +20,21 @@ def burn(spent: str, seconds: float) -> None:
 def main() -> None:
     spent, role = sys.argv[1:]
     child = [sys.executable, __file__, spent]
-    if role == "short":
-        burn(spent, 0.5)
-        time.sleep(0.2)
-        return
-    if role == "last":  # the one that says that all is done
-        burn(spent, 0.4)
-        print("done", flush=True)
+    if role in ("waited", "orphan"):
         sys.stdin.readline()
-        return
-    if role == "parent":  # dies and leaves its child to init
-        burn(spent, 0.2)
-        subprocess.Popen([*child, "last"])
-        return
-    sys.stdin.readline()
     if role == "waited":
         subprocess.run([*child, "short"], check=True)
-        burn(spent, 0.3)
+    burn(spent, {"short": 0.5, "last": 0.4, "parent": 0.2}.get(role, 0.3))
+    if role == "short":
+        time.sleep(0.2)
+    elif role == "last":  # the one that says that all is done
+        print("done", flush=True)
+        sys.stdin.readline()
+    elif role == "waited":
         subprocess.run([*child, "last"], check=True)
+    elif role == "parent":  # dies and leaves its child to init
+        subprocess.Popen([*child, "last"])
     else:
-        burn(spent, 0.3)
         subprocess.run([*child, "parent"], check=True)
         time.sleep(60)
 
