@@ -209,6 +209,16 @@ class Trial:
         return json.dumps(dict(sorted(self.params.items())))
 
 
+def space(engine: str, choices: Mapping[str, Sequence[Any]], workload: Mapping[str, Any] | None = None,
+          **more: Any) -> dict[str, Any]:
+    """A space of these choices, the first of each its baseline; `concurrency` is the load."""
+    return {"engine": engine, "baseline": {name: values[0] for name, values in choices.items()},
+            "params": {name: {"choices": list(values), **({"load": True} if name == "concurrency" else {})}
+                       for name, values in choices.items()},
+            "workload": {**SHORT, **(workload or {})},
+            "agreement": {"prompts": 2, "output_tokens": 4, "context_tokens": 8}, **more}
+
+
 def standin(params: Mapping[str, Any], **extra: Any) -> dict[str, Any]:
     """The engine file of the stand-in: parameters by name to flag, besides those it has."""
     return {**ENGINE, "params": {**ENGINE["params"], **params}, "info": {"path": "/server_info"}, **extra}

@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.benchmarks.campaign import ROOT, SHORT, Site, Trial, end, standin, tree
+from tests.benchmarks.campaign import ROOT, SHORT, Site, Trial, end, space, standin, tree
 
 LIMITS = {"arg-parse": 30, "device-init": 6, "nccl-init": 6, "load": 6, "kv-alloc": 6, "graph-capture": 6, "warmup": 20}
 PATIENCE_S = 900.0  # on a machine that others keep busy
@@ -73,19 +73,16 @@ def make(folder: pathlib.Path, fault: str = "none", at: str = "serving", env: di
          workload: dict[str, Any] | None = None, stage_s: float = 0.02) -> Site:
     """A study of the baseline and, unless `fault` is none, of one configuration with that fault."""
     faulty = fault != "none"
-    choices = {"speed": [100] if faulty else [100, 150], "fault": ["none", fault] if faulty else ["none"]}
-    space = {"engine": "standin",
-             "params": {**{k: {"choices": v} for k, v in choices.items()}, "at": {"choices": [at]},
-                        "concurrency": {"choices": [2], "load": True}},
-             "baseline": {"speed": 100, "fault": "none", "at": at, "concurrency": 2},
-             "workload": {**SHORT, **{k: SHORT[k] * Slow.factor for k in SHORT if k.endswith("timeout_s")},
-                          "warmup_max_s": SHORT["warmup_max_s"] * Slow.factor, **(workload or {})},
-             "server": {"ready_poll_s": 0.1, "stage_limits_s": {k: v * Slow.factor for k, v in LIMITS.items()},
-                        "log_limit_mib": 8, "disk_free_mib": 1, "gpu_free_s": 2},
-             "study": {"confirm": {"finalists": 0}, "launches": 4, "strategy": "grid"},
-             "agreement": {"prompts": 2, "output_tokens": 4, "context_tokens": 8, "timeout_s": 3 * Slow.factor}}
+    slower = {k: v * Slow.factor for k, v in SHORT.items() if k.endswith("timeout_s") or k == "warmup_max_s"}
+    made = space(
+        "standin", {"speed": [100] if faulty else [100, 150], "fault": ["none", fault] if faulty else ["none"],
+                    "at": [at], "concurrency": [2]},
+        {**slower, **(workload or {})}, study={"confirm": {"finalists": 0}, "launches": 4, "strategy": "grid"},
+        server={"ready_poll_s": 0.1, "stage_limits_s": {k: v * Slow.factor for k, v in LIMITS.items()},
+                "log_limit_mib": 8, "disk_free_mib": 1, "gpu_free_s": 2},
+        agreement={"prompts": 2, "output_tokens": 4, "context_tokens": 8, "timeout_s": 3 * Slow.factor})
     host = ["--host", "{host}", "--port", "{port}", "--stage-s", str(stage_s)]
-    return Site.make(folder, space, standin({}, args=[host]), env)
+    return Site.make(folder, made, standin({}, args=[host]), env)
 
 
 # A window that lasts long enough for a fault to come in it

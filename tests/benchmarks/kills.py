@@ -22,17 +22,11 @@ import tempfile
 import time
 from typing import Any
 
-from tests.benchmarks.campaign import CONFIRM, SHORT, Site, Trial, alive, end, standin
+from tests.benchmarks.campaign import CONFIRM, Site, Trial, alive, end, space, standin
 
-SPACES: dict[str, dict[str, Any]] = {
-    "ddtree": {"engine": "ddtree", "params": {
-        "tree_budget": {"choices": [0, 8]}, "allreduce_fusion": {"choices": [False, True]},
-        "concurrency": {"choices": [1, 4], "load": True}},
-        "baseline": {"tree_budget": 0, "allreduce_fusion": False, "concurrency": 1}},
-    "standin": {"engine": "standin", "params": {
-        "speed": {"choices": [100, 200]}, "fault": {"choices": ["none", "exit"]}, "at": {"choices": ["load"]},
-        "concurrency": {"choices": [1, 4], "load": True}},
-        "baseline": {"speed": 100, "fault": "none", "at": "load", "concurrency": 1}}}
+CHOICES: dict[str, dict[str, list[Any]]] = {
+    "ddtree": {"tree_budget": [0, 8], "allreduce_fusion": [False, True], "concurrency": [1, 4]},
+    "standin": {"speed": [100, 200], "fault": ["none", "exit"], "at": ["load"], "concurrency": [1, 4]}}
 # A random kill comes at most so long after the start.
 LATEST_S = {"ddtree": 15.0, "standin": 6.0}
 GONE_S = 15.0
@@ -70,11 +64,9 @@ class Campaign:
 
     def study(self, kills: int, until: float) -> None:
         """One study, killed until it has ended (or the kills are used up: then it is let run to its end)."""
-        space = {**SPACES[self.engine], "workload": SHORT,
-                 "server": {"ready_poll_s": 0.1}, "power": {"others": 1.0},
-                 "study": {"confirm": CONFIRM, "launches": 12},
-                 "agreement": {"prompts": 2, "output_tokens": 4, "context_tokens": 8}}
-        site = Site.make(self.work / f"{self.figures.studies:03d}", space,
+        site = Site.make(self.work / f"{self.figures.studies:03d}",
+                         space(self.engine, CHOICES[self.engine], server={"ready_poll_s": 0.1}, power={"others": 1.0},
+                               study={"confirm": CONFIRM, "launches": 12}),
                          standin({}) if self.engine == "standin" else None)
         kept: dict[int, Trial] = {}
         self.figures.studies += 1
@@ -154,7 +146,7 @@ class Campaign:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--engine", choices=tuple(SPACES), default="ddtree")
+    parser.add_argument("--engine", choices=tuple(CHOICES), default="ddtree")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=600.0, help="stop killing after this long")
     parser.add_argument("--seed", type=int, default=0)
