@@ -114,3 +114,8 @@ def baseline(made: Made, **changes: Any) -> dict[str, Any]:
     if config["tree_budget"]:
         config = {"tree_topk": 2, "draft_depth": 5, **config}
     return {p.name: config[p.name] for p in made.settings.space.params if p.name in config}
+
+
+def reporting(settings: Settings, **report: Any) -> Settings:
+    """Settings with some settings of the verb report changed."""
+    return dataclasses.replace(settings, report=dataclasses.replace(settings.report, **report))

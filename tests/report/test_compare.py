@@ -15,7 +15,7 @@ from autotune.report.compare import compare, load
 from autotune.report.render import report
 from autotune.report.story import Story, read
 from tests.conftest import opened
-from tests.report.studies import Made, baseline
+from tests.report.studies import Made, baseline, reporting
 
 
 def story(made: Made, name: str, tp: float, budget: float) -> Story:
@@ -61,8 +61,7 @@ def test_conditions_that_differ_are_said_and_objectives_that_differ_are_refused(
 def test_the_verb_writes_a_page_and_prints_the_tables(two: list[Story], make: Callable[..., Made],
                                                       capsys: pytest.CaptureFixture[str]) -> None:
     made = make("study.name=one")
-    settings = dataclasses.replace(made.settings, report=dataclasses.replace(made.settings.report,
-                                                                            compare=["one", "two"]))
+    settings = reporting(made.settings, compare=["one", "two"])
     assert report(settings, made.study) == 0
     out = capsys.readouterr().out
     assert out.startswith("1 lever changed sign.")
@@ -71,8 +70,7 @@ def test_the_verb_writes_a_page_and_prints_the_tables(two: list[Story], make: Ca
     assert report(there, made.study) == 0
     assert capsys.readouterr().out.endswith("elsewhere/both.html\n")
     assert "tp=2" in (settings.outputs / "elsewhere" / "both.md").read_text()
-    as_json = dataclasses.replace(settings, report=dataclasses.replace(settings.report, format="json"))
-    report(as_json, made.study)
+    report(reporting(settings, format="json"), made.study)
     data = json.loads(capsys.readouterr().out)
     assert [s["study"] for s in data["studies"]] == ["one", "two"]
     assert data["levers"][0]["verdict"] == "changed sign"
@@ -80,10 +78,8 @@ def test_the_verb_writes_a_page_and_prints_the_tables(two: list[Story], make: Ca
 
 def test_studies_of_other_spaces_are_read_from_their_trials(two: list[Story], make: Callable[..., Made]) -> None:
     other = make("study.name=three", "space.params.tp.choices=[1,2,4]")
-    settings = dataclasses.replace(other.settings, report=dataclasses.replace(other.settings.report,
-                                                                             compare=["one", "two"]))
-    assert report(settings, other.study) == 0
-    assert "1 lever changed sign" in (settings.outputs / "compare-one-two.md").read_text()
+    assert report(reporting(other.settings, compare=["one", "two"]), other.study) == 0
+    assert "1 lever changed sign" in (other.settings.outputs / "compare-one-two.md").read_text()
 
 
 def test_studies_of_the_same_name_are_told_apart(two: list[Story], make: Callable[..., Made],
@@ -91,13 +87,11 @@ def test_studies_of_the_same_name_are_told_apart(two: list[Story], make: Callabl
     made = make("study.name=one")
     shutil.copytree(made.settings.folder, tmp_path / "other host" / "one")
     names = ["one", str(tmp_path / "other host" / "one")]
-    settings = dataclasses.replace(made.settings, report=dataclasses.replace(made.settings.report, compare=names))
-    assert [s.study for s in load(settings).stories] == names
+    assert [s.study for s in load(reporting(made.settings, compare=names)).stories] == names
 
 
 def test_one_study_or_an_unknown_one_is_refused(make: Callable[..., Made]) -> None:
     made = make()
     for names, said in ((["local"], "two or more"), (["local", "absent"], "no study.db")):
-        settings = dataclasses.replace(made.settings, report=dataclasses.replace(made.settings.report, compare=names))
         with pytest.raises(UsageError, match=said):
-            report(settings, made.study)
+            report(reporting(made.settings, compare=names), made.study)

@@ -1,9 +1,10 @@
-"""report.html and report.md: the verdict first, nothing from outside, nothing that a log could turn into markup."""
+"""The report on page, in Markdown and on the terminal: the verdict first, no text that turns into markup."""
 
 from __future__ import annotations
 
 import dataclasses
 import html.parser
+import io
 import json
 import pathlib
 import re
@@ -15,9 +16,10 @@ from autotune.records import Stage, UsageError
 from autotune.report.charts import progress, tradeoff
 from autotune.report.render import report
 from autotune.report.story import read
+from autotune.report.terminal import print_summary
 from autotune.report.verdict import headline
 from tests.conftest import Maker
-from tests.report.studies import Made, baseline
+from tests.report.studies import Made, baseline, reporting
 
 HOSTILE = '</pre></title><script>alert(1)</script><img src=x onerror=alert(2)> `` ``` | [a](http://evil) \x1b[31m &lt;'
 
@@ -193,9 +195,37 @@ def test_the_markdown_has_even_tables(rich: Made) -> None:
             block = []
 
 
-def test_json_goes_alone_to_standard_output(small: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = dataclasses.replace(small.settings, report=dataclasses.replace(small.settings.report, format="json"))
-    report(settings, small.study)
+def shown(made: Made) -> str:
+    out = io.StringIO()
+    print_summary(read(made.settings, made.study), out)
+    return out.getvalue()
+
+
+def test_the_verdict_comes_first_and_the_tables_follow(small: Made) -> None:
+    lines = shown(small).splitlines()
+    assert lines[0] == "Study local"
+    assert lines[1] == "Trial 4 gives 50.0 % more output tokens per joule than the baseline (not confirmed)."
+    for heading in ("What each choice is worth", "Crashes by signature", "Never served"):
+        assert any(line.startswith(heading) for line in lines)
+    assert any(line.startswith("Energy") and "ASSUMED" in line for line in lines)
+    assert all(c == "\n" or c.isprintable() for c in shown(small))
+
+
+def test_log_text_is_never_taken_for_markup(small: Made) -> None:
+    small.crash(baseline(small, tp=2, dp=2), "odd00001", category="[/bold] [link=x]", stage=Stage.LOAD,
+                excerpt="[/red] \x1b[31m :smile:")
+    assert "[/bold] [link=x]" in shown(small).replace("\n", "")
+    assert "\x1b" not in shown(small)
+
+
+def test_json_for_scripts_goes_alone_to_standard_output(small: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    report(reporting(small.settings, format="json"), small.study)
     out = capsys.readouterr()
-    assert json.loads(out.out)["study"] == "local"
+    data = json.loads(out.out)
     assert "report.html" in out.err
+    assert (data["study"], data["conclusion"], data["winner"]["trial"]) == ("local", "not_confirmed", 4)
+    assert data["gain"]["share"] == pytest.approx(0.5)
+    assert data["crashes"][0]["signature"] == "nvls0001"
+    assert data["counts"]["trials"] == 12
+    assert report(small.settings, small.study) == 0
+    assert capsys.readouterr().out.startswith("Study local")

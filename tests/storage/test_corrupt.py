@@ -26,7 +26,7 @@ from autotune.storage.schema import REMEDY, read_pivots
 from autotune.storage.trial import LaunchFacts, Result
 from autotune.tuning import bug_reports, confirm, matrix
 from autotune.tuning.worker import observation_of
-from tests.report.studies import Made, baseline
+from tests.report.studies import Made, baseline, reporting
 
 ODD: list[Any] = [None, 5, 0.5, "x", [], {}, True, [1, "a"], {"a": 1}, {"a": None}, [[]], float("nan"), 10**400,
                   "\ud800", "\x1b[31m\n"]
@@ -62,8 +62,7 @@ def report(made: Made) -> str:
 
 def side_by_side(made: Made) -> None:
     folder = str(made.settings.folder)
-    found = compare.load(dataclasses.replace(
-        made.settings, report=dataclasses.replace(made.settings.report, compare=[folder, folder])))
+    found = compare.load(reporting(made.settings, compare=[folder, folder]))
     html("comparison.jinja", comparison=found, head=found.head())
     print_comparison(found, io.StringIO())
 
