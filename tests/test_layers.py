@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -119,3 +120,8 @@ def test_the_search_for_such_doors_finds_them() -> None:
     assert doors("import pickle") and doors("from pickle import loads") and doors("subprocess.run(c, shell=True)")
     assert doors("yaml.load(text)") and doors("yaml.load(t, Loader=yaml.Loader)") and doors("eval(text)")
     assert not doors("yaml.load(t, Loader=yaml.SafeLoader)") and not doors("re.compile(x)")
+
+
+def test_every_test_that_ci_names_exists() -> None:
+    named = set(re.findall(r"tests/[\w/.-]*\w", (ROOT.parent / ".ci" / "run").read_text()))
+    assert named and not [name for name in named if not (ROOT.parent / name).exists()]
