@@ -17,7 +17,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from autotune.cli.commands import open_study
+from autotune.cli.verbs import open_study
 from autotune.config.compose import load
 from autotune.config.settings import Settings
 from autotune.records import Stage

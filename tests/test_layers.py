@@ -68,7 +68,7 @@ def test_the_embedded_engine_stands_alone() -> None:
 
 def test_the_command_line_imports_nothing_heavy_before_it_needs_it() -> None:
     program = ("import sys, autotune.__main__, autotune.config.compose, autotune.executors.preflight;"
-               "import autotune.cli.commands;"
+               "import autotune.cli.verbs;"
                "print([m for m in ('torch','optuna','hydra','httpx','numpy','rich','pynvml') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT.parent, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""The command line: `python -m autotune [VERB] +space=NAME [overrides]`. The verbs are in cli/commands.py.
+"""The command line: `python -m autotune [VERB] +space=NAME [overrides]`. The verbs are in cli/verbs.py.
 
 Exit codes: 0 done; 1 our failure; 2 bad usage or space; 3 nothing feasible; 4 this host cannot run it;
 130 interrupted (state kept). Every failure is one line on standard error.
@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from autotune.cli.commands import VERBS
+from autotune.cli.verbs import VERBS
 from autotune.records import AutotuneError, UsageError
 from autotune.utils.redact import Redactor
 from autotune.utils.text import SPELLED, printable

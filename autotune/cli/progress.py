@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.engine.spec import text
-from autotune.search.protocol import Launch, Pivot
+from autotune.search.strategy import Launch, Pivot
 from autotune.storage.trial import TrialRecord
 from autotune.utils.text import SPELLED, printable
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from autotune.records import Blame, Config, Crash, Stage, Value
 from autotune.search.crash_hypotheses import Failure
 from autotune.search.grid import Codes, Grid
-from autotune.search.protocol import Measured, Observation
+from autotune.search.strategy import Measured, Observation
 from autotune.search.value_model import Data
 
 Key = tuple[int, ...]

@@ -23,7 +23,7 @@ from autotune.search.crash_hypotheses import Failure, named
 from autotune.search.crash_model import CrashModel
 from autotune.search.grid import Codes, Floats, Grid, Mask
 from autotune.search.observations import Key, Observations
-from autotune.search.protocol import Launch, Pivot, Stop, StopKind
+from autotune.search.strategy import Launch, Pivot, Stop, StopKind
 from autotune.space.space import Param
 
 When = Mapping[int, tuple[int, ...]]  # codes by column

@@ -21,7 +21,7 @@ from autotune.records import UsageError, config_key
 from autotune.search.crash_model import CrashModel
 from autotune.search.grid import Codes, Floats, Grid
 from autotune.search.observations import Observations
-from autotune.search.protocol import Measured, Observation
+from autotune.search.strategy import Measured, Observation
 from autotune.search.value_model import Data, Posterior, Prior, ValueModel
 from autotune.space.space import Space
 from autotune.storage.database import sqlite_url

@@ -6,7 +6,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from autotune.search.protocol import Launch, Pivot
+    from autotune.search.strategy import Launch, Pivot
     from autotune.storage.study import Study
     from autotune.storage.trial import TrialRecord
 

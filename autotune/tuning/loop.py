@@ -17,7 +17,7 @@ from typing import Any
 from autotune.executors.base import PLACED, Executor, HostLost, RunningServer
 from autotune.executors.parallel import LaunchPool
 from autotune.records import Config, Crash, Measurement, Score
-from autotune.search.protocol import Launch, Stop, StopKind, Strategy
+from autotune.search.strategy import Launch, Stop, StopKind, Strategy
 from autotune.storage.study import Study
 from autotune.storage.trial import LaunchFacts, TrialRecord
 from autotune.tuning import ProgressListener, TrialAnnotator

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotune.records import Config, HostCannotRun, config_key
-from autotune.search.protocol import Measured, Observation, Strategy
+from autotune.search.strategy import Measured, Observation, Strategy
 from autotune.storage.locks import is_here, owner_alive
 from autotune.storage.schema import add_pivot
 from autotune.storage.study import Study, StudyMismatch

@@ -23,8 +23,8 @@ for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
 from autotune.records import Blame, Config, Crash, Energy, Measurement, Score, Stage, Value, to_json  # noqa: E402
-from autotune.search.protocol import Launch, Limits  # noqa: E402
-from autotune.search.strategy import LaunchAware  # noqa: E402
+from autotune.search.launch_aware import LaunchAware  # noqa: E402
+from autotune.search.strategy import Launch, Limits  # noqa: E402
 from autotune.space.space import Space  # noqa: E402
 from autotune.storage.database import open_storage, sqlite_url  # noqa: E402
 from autotune.storage.study import Study  # noqa: E402

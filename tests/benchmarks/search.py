@@ -30,9 +30,9 @@ for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from autotune.search.protocol import Limits, Strategy  # noqa: E402
-from autotune.search.samplers import SAMPLERS, OptunaStrategy  # noqa: E402
-from autotune.search.strategy import LaunchAware  # noqa: E402
+from autotune.search.launch_aware import LaunchAware  # noqa: E402
+from autotune.search.optuna_samplers import SAMPLERS, OptunaStrategy  # noqa: E402
+from autotune.search.strategy import Limits, Strategy  # noqa: E402
 from tests.search.generate import random_table  # noqa: E402
 from tests.search.simulate import Run, simulate  # noqa: E402
 from tests.search.tables import Table  # noqa: E402

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from autotune.__main__ import main
-from autotune.cli.commands import VERBS, open_study
+from autotune.cli.verbs import VERBS, open_study
 from autotune.config.compose import load
 from tests.report.studies import Made
 

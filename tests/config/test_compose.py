@@ -349,22 +349,22 @@ def test_choices_that_need_more_gpus_than_the_baseline_are_left_to_ray_which_pla
 
 def test_a_study_is_told_of_where_its_engine_is_another_or_none(tmp_path: pathlib.Path) -> None:
     """Found by a user: after an upgrade of the engine a finished study could not be exported any more."""
-    from autotune.cli import commands
+    from autotune.cli import verbs
 
     rules = "++engine.rules=[{tree_budget: 0, versions: '>=2', because: not any more}]"
     given = ["+space=local", rules, f"outputs={tmp_path}"]
     old = load([*given, "engine.version.use=1.9"])
     old.folder.mkdir(parents=True)
-    study = commands.open_study(old)
+    study = verbs.open_study(old)
     assert study.attrs()["identity"]["engine_version"] == "1.9"
     with pytest.raises(UsageError, match="not any more"):
         load([*given, "engine.version.use=2.1"])
     new = load([*given, "engine.version.use=2.1"], installed=False)
-    assert commands.VERBS["report"].call(new, False) == 0 and (new.folder / "report.html").exists()
+    assert verbs.VERBS["report"].call(new, False) == 0 and (new.folder / "report.html").exists()
     (asked := tmp_path / "python").write_text(f"#!/bin/sh\ntouch {tmp_path}/was-asked\n")
     asked.chmod(0o755)
     other = load([*given, f"engine.python={asked}", "engine.version.package=x"], installed=False)
-    assert commands.VERBS["report"].call(other, False) == 0 and not (tmp_path / "was-asked").exists()
+    assert verbs.VERBS["report"].call(other, False) == 0 and not (tmp_path / "was-asked").exists()
 
 
 def test_a_file_of_prompts_that_cannot_be_used_is_said_before_anything_is_launched(tmp_path: pathlib.Path) -> None:

@@ -139,7 +139,7 @@ def test_a_log_of_1_gb_needs_less_than_100_mb(tmp_path: pathlib.Path) -> None:
             if file.tell() > 900_000_000:
                 file.write(CRASH.encode())
         file.write(b"Killed\n")
-    code = ("import sys; from autotune.cli.commands import classify; status = classify(sys.argv[1:]); "
+    code = ("import sys; from autotune.cli.verbs import classify; status = classify(sys.argv[1:]); "
             "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr); sys.exit(status)")
     done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, text=True, check=True)
     assert '"illegal_memory_access"' in done.stdout

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.commands import open_study
+from autotune.cli.verbs import open_study
 from autotune.report.render import report
 from tests.report.studies import LOG, Made, baseline
 

@@ -16,7 +16,7 @@ import math
 import random
 
 from autotune.records import Blame, Config, Crash, Stage, Value, config_key
-from autotune.search.protocol import Launch, Measured, Observation, Stop, Strategy
+from autotune.search.strategy import Launch, Measured, Observation, Stop, Strategy
 from tests.search.tables import Rule, Table
 
 

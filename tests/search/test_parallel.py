@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from autotune.records import Blame, Config, Crash, Stage, config_key
-from autotune.search.protocol import Launch, Limits, Measured, Observation, Stop, StopKind
-from autotune.search.samplers import SAMPLERS, OptunaStrategy
-from autotune.search.strategy import LaunchAware
+from autotune.search.launch_aware import LaunchAware
+from autotune.search.optuna_samplers import SAMPLERS, OptunaStrategy
+from autotune.search.strategy import Launch, Limits, Measured, Observation, Stop, StopKind
 from autotune.space.space import Space
 from tests.search.generate import random_table
 from tests.search.simulate import Fleet, simulate

@@ -6,12 +6,12 @@ import pathlib
 
 import pytest
 
-from autotune.cli.commands import make_strategy
+from autotune.cli.verbs import make_strategy
 from autotune.config.compose import load
 from autotune.records import UsageError, config_key
-from autotune.search.protocol import Launch, Measured, Observation
-from autotune.search.samplers import OptunaStrategy
-from autotune.search.strategy import LaunchAware
+from autotune.search.launch_aware import LaunchAware
+from autotune.search.optuna_samplers import OptunaStrategy
+from autotune.search.strategy import Launch, Measured, Observation
 
 
 @pytest.mark.parametrize("name", ["tpe", "random", "autotune"])

@@ -9,14 +9,14 @@ import pathlib
 import pytest
 
 from autotune.records import Blame, Config, Crash, Energy, Measurement, Score, Stage, UsageError, Value
-from autotune.search.protocol import Launch, Limits, Measured, Observation
-from autotune.search.strategy import LaunchAware
+from autotune.search.launch_aware import LaunchAware
+from autotune.search.strategy import Launch, Limits, Measured, Observation
 from autotune.search.transfer import past_observations
 from autotune.space.space import Space
 from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
 from tests.search.simulate import simulate
-from tests.search.test_strategy import table
+from tests.search.test_launch_aware import table
 
 BETTER = [{"when": {"mode": "b"}, "times": 1.3}, {"when": {"fused": True}, "times": 1.1}]
 WORSE = [{"when": {"mode": "b"}, "times": 0.5}, {"when": {"fused": True}, "times": 0.5}]

@@ -14,7 +14,7 @@ from typing import Any
 import optuna
 import pytest
 
-from autotune.cli.commands import make_strategy, open_study
+from autotune.cli.verbs import make_strategy, open_study
 from autotune.export.launch_files import export
 from autotune.records import AutotuneError, Crash, Measurement, UsageError
 from autotune.report import compare

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from autotune.cli.commands import open_study
+from autotune.cli.verbs import open_study
 from autotune.config.compose import load
 from autotune.export.launch_files import export
 from autotune.records import Blame, Crash, Energy, Measurement, Outcome, Percentiles, Score, Stage, from_json, to_json
 from autotune.report.story import read
-from autotune.search.protocol import Measured
+from autotune.search.strategy import Measured
 from autotune.search.transfer import past_observations
 from autotune.storage.study import Study
 from autotune.storage.trial import LaunchFacts

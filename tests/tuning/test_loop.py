@@ -21,7 +21,7 @@ from autotune.engine.orphans import members
 from autotune.executors.local import LocalExecutor
 from autotune.measure.objective import evaluator
 from autotune.records import Config
-from autotune.search.protocol import Best, Launch, Observation, Pivot, Stop, StopKind
+from autotune.search.strategy import Best, Launch, Observation, Pivot, Stop, StopKind
 from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
 from autotune.tuning import bug_reports

@@ -16,13 +16,13 @@ import pytest
 import yaml
 
 from autotune.records import Blame, Crash, Stage, UsageError, config_key
-from autotune.search.protocol import Launch, Limits, Measured, Observation, Stop, StopKind
-from autotune.search.samplers import SAMPLERS, OptunaStrategy
+from autotune.search.optuna_samplers import SAMPLERS, OptunaStrategy
+from autotune.search.strategy import Launch, Limits, Measured, Observation, Stop, StopKind
 from autotune.space.constraints import Rule
 from tests.benchmarks import search as benchmark
 from tests.search.simulate import simulate
 from tests.search.tables import Table
-from tests.search.test_strategy import PLAIN, table
+from tests.search.test_launch_aware import PLAIN, table
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -26,7 +26,7 @@ from autotune.utils.text import REPLACED, printable
 if TYPE_CHECKING:
     from autotune.cli.progress import Progress
     from autotune.executors.base import Executor
-    from autotune.search.protocol import Strategy
+    from autotune.search.strategy import Strategy
     from autotune.storage.study import Study
     from autotune.tuning.loop import Tuner
 
@@ -67,8 +67,8 @@ def tune(settings: Settings) -> int:
     from autotune.executors.parallel import ParallelExecutor
     from autotune.export import launch_files
     from autotune.report import render
-    from autotune.search.protocol import StopKind
-    from autotune.search.strategy import LaunchAware
+    from autotune.search.launch_aware import LaunchAware
+    from autotune.search.strategy import StopKind
     from autotune.tuning import bug_reports, interference
     from autotune.tuning.confirm import confirm
 
@@ -112,7 +112,7 @@ def tune(settings: Settings) -> int:
 
 def worker(settings: Settings) -> int:
     """Join the search of a study until nothing is left to launch. `tune` confirms and reports."""
-    from autotune.search.protocol import StopKind
+    from autotune.search.strategy import StopKind
     from autotune.tuning.worker import join, workers_here
 
     if settings.executor.kind == "ray":
@@ -254,9 +254,9 @@ def make_tuner(settings: Settings, study: Study, executor: Executor, listener: P
 
 def make_strategy(settings: Settings) -> Strategy:
     """The strategy that the settings name. Raises UsageError for a past study that cannot be read or used."""
-    from autotune.search.protocol import Limits
-    from autotune.search.samplers import OptunaStrategy
-    from autotune.search.strategy import LaunchAware
+    from autotune.search.launch_aware import LaunchAware
+    from autotune.search.optuna_samplers import OptunaStrategy
+    from autotune.search.strategy import Limits
     from autotune.search.transfer import past_observations
 
     study = settings.study

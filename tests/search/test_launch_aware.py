@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from autotune.records import Blame, Config, Crash, Stage
-from autotune.search.protocol import Launch, Limits, Measured, Observation, Stop, StopKind
-from autotune.search.strategy import LaunchAware
+from autotune.search.launch_aware import LaunchAware
+from autotune.search.strategy import Launch, Limits, Measured, Observation, Stop, StopKind
 from tests.search.generate import random_table
 from tests.search.simulate import Run, simulate
 from tests.search.tables import Table

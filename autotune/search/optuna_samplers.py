@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from autotune.records import Config, Crash, UsageError, Value, config_key
-from autotune.search.protocol import Best, Launch, Limits, Measured, Observation, Pivot, Stop, StopKind
+from autotune.search.strategy import Best, Launch, Limits, Measured, Observation, Pivot, Stop, StopKind
 from autotune.space.space import ENUMERABLE, Param, Space
 from autotune.storage.trial import severity, suggest
 
@@ -39,7 +39,7 @@ class _Asked(NamedTuple):
 
 
 class OptunaStrategy:
-    """Implements `protocol.Strategy`. Raises UsageError for a grid too large to list."""
+    """Implements `strategy.Strategy`. Raises UsageError for a grid too large to list."""
 
     def __init__(self, space: Space, sampler: str, limits: Limits | None = None, seed: int = 0) -> None:
         import optuna

@@ -1,0 +1,314 @@
+"""The default strategy: launch-aware, learns from crashes, closes regions by a computed decision.
+
+    strategy = LaunchAware(space, Limits(launches=40, hours=8.0), seed=0)
+
+Order of decisions: budgets, the baseline, retries after crashes, the launch with the highest worth per second outside
+closed regions, a few checks under stronger assumed effects, the reason to stop. All of it is computed from the
+observations, so a new strategy with the same observations resumes the search; only the count of checks starts anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from autotune.records import Config
+from autotune.search import acquisition, regions
+from autotune.search.acquisition import Belief, Costs, Forecast
+from autotune.search.crash_hypotheses import Culprit
+from autotune.search.crash_model import CrashModel
+from autotune.search.grid import Codes, Floats, Grid
+from autotune.search.observations import MANY, Key, Observations
+from autotune.search.regions import BASELINE_CHANCE, Region
+from autotune.search.strategy import Best, Launch, Limits, Observation, Pivot, Stop, StopKind
+from autotune.search.transfer import Past, report
+from autotune.search.value_model import Prior, Strengths, ValueModel
+from autotune.space.space import Space
+
+__all__ = ["LaunchAware", "Limits"]
+
+NEW = 1  # choices per launch that never came up, so that a crash identifies its cause
+CENTRES = 4  # best configurations around which a large space is sampled
+CHECKS = 5  # checks before the end, since the best last improved
+CHECK_GAIN = 0.005  # least expected gain of a check
+CHECK_CHANCE = 0.6  # least chance of a check
+DOUBT = (0.1, 0.5, 0.3)  # least sd of effects, share of pairs and share under a load that a check assumes
+RENEWED = 0.02  # growth of a large study that triggers new strengths of effects
+BETTER = 0.005  # log gain that counts as an improvement
+LIKELY = 0.5  # least probability that a leader survives the pending launches, for measuring it again
+
+
+class LaunchAware:
+    """Implements `strategy.Strategy`. `past`: observations of past studies, as prior knowledge."""
+
+    def __init__(self, space: Space, limits: Limits | None = None, seed: int = 0,
+                 past: Sequence[Observation] = ()) -> None:
+        self.space, self.limits, self.seed = space, limits or Limits(), seed
+        self.grid = Grid(space)
+        self.memory = Observations(self.grid)
+        self.past = Past(self.grid, past) if past else None
+        self._value = ValueModel(self.grid, Prior(self.grid, self.past))
+        self._baseline, load = space.split(space.baseline)
+        self._baseline_key, self._baseline_load = self.memory.key(self._baseline), self.grid.load_index(load)
+        self._busy: set[Key] = set()
+        self._asked: dict[Key, int] = {}  # next load part of a pending server, if known
+        self._fresh: dict[Key, int | None] = {}  # launched, not measured: planned load part
+        self._bar = 0.0
+        self._closed: dict[str, Region] = {}
+        self._pivots: list[Pivot] = []
+        self._checked = (0, -math.inf)  # (checks, value of the best then)
+        self._learned = (-1, False)
+        self._known = (-1, -1, -1)
+        self._strengths: list[tuple[float, Strengths]] = []
+        self._weighed = 0  # observations at the last weighing of strengths
+        self._beliefs: list[Belief] = []
+        self._crashes = CrashModel(self.grid, self.memory.passed(), self.memory.served(), [])
+        self._best: tuple[Key, int, float] | None = None
+
+    def tell(self, observation: Observation) -> None:
+        """Raises KeyError when the configuration is not in the space."""
+        self.memory.add(observation)
+        self._fresh.pop(self.memory.key(observation.server), None)
+
+    def pending(self, server: Config, load: Config | None = None) -> None:
+        key = self.memory.key(server)
+        self._busy.add(key)
+        if load is not None:
+            self._asked[key] = self.grid.load_index(load)
+
+    def done(self, server: Config) -> None:
+        key = self.memory.key(server)
+        self._busy.discard(key)
+        self._asked.pop(key, None)
+
+    def best(self) -> Best | None:
+        self._learn()
+        if self._best is None:
+            return None
+        key, load, value = self._best
+        return Best(self.grid.server(_row(key)), self.grid.load(load), math.exp(value))
+
+    def pivots(self) -> list[Pivot]:
+        written, self._pivots = self._pivots, []
+        return written
+
+    def culprits(self) -> list[Culprit]:
+        """Possible causes of the crashes so far, likeliest first."""
+        self._learn()
+        return self._crashes.culprits()
+
+    def past_report(self) -> str | None:
+        """One line on the accuracy of past studies; None without any."""
+        if self.past is None:
+            return None
+        self._learn(True)
+        return report(self.past, self._value.prior, self.memory)
+
+    def propose(self) -> Launch | Stop:
+        """The next launch, deterministic given seed, observations and pending launches."""
+        memory = self.memory
+        decision: Launch | Stop | None = self.limits.spent(memory.launches + len(self._busy), memory.used_s)
+        if decision is None and self._baseline_key not in memory.servers.keys() | self._busy:
+            decision = Launch(self._baseline, "the baseline, the reference of all comparisons", 0.0, BASELINE_CHANCE)
+        if decision is None:
+            self._learn()
+            decision = regions.after_crashes(memory, self._crashes, self._busy, self._candidates) or self._search()
+        if isinstance(decision, Launch):
+            self._fresh.setdefault(memory.key(decision.server), None)
+        return decision
+
+    def next_load(self, server: Config) -> Config | None:
+        """The next load part; never None on the first call after `propose`."""
+        key = self.memory.key(server)
+        load = self._next_load(key)
+        if load is None:
+            return None
+        self._asked[key] = load
+        return self.grid.load(load)
+
+    def _next_load(self, key: Key) -> int | None:
+        self._learn()
+        row = _row(key)[None]
+        fresh, planned = key in self._fresh, self._fresh.get(key)
+        if planned is None and not self.memory.count:
+            return self._usual_load(row)
+        server = self.memory.servers.get(key)
+        known = server is not None and self._baseline_load in self.memory.settled(server)
+        if planned is None and fresh and key == self._baseline_key and not known:
+            planned = self._baseline_load  # until it is measured: the reference of all comparisons
+        if planned is not None:
+            return planned
+        forecast = self._forecast(row, self._expecting(), set())
+        if not fresh and self._best is not None and self._leads(*self._best, key):
+            return self._best[1]  # a new leader is measured again: luck makes leaders
+        gains, again = forecast.gains[0], np.zeros(len(self.grid.load_rows))
+        if self._beliefs:
+            gains = gains if fresh else np.maximum(gains, self._sceptic(row).gains[0])
+            again = acquisition.repeats(self.memory, self._beliefs[0][1], key)
+        measure_s = Costs.of(self.memory).measure_s
+        index = acquisition.next_load(gains, again, measure_s, self._bar, fresh, self._usual_load(row))
+        if index is None and self._beliefs:
+            index = acquisition.unfamiliar(self.memory, self._crashes, self._beliefs[0][1], key)
+        return index
+
+    def _leads(self, best: Key, load: int, value: float, key: Key) -> bool:
+        """True if a server leads with an uncertain value and probably keeps the lead."""
+        if best != key or not self.memory.uncertain(key, load):
+            return False
+        return not self._busy or acquisition.chance_to_stay_best(value, self._beliefs[0][1], *self._pending()) >= LIKELY
+
+    def _usual_load(self, row: Codes) -> int:
+        """Load part of a server without an expected gain: that of the best, else of the baseline."""
+        index = self._best[1] if self._best else self._baseline_load
+        allowed = np.flatnonzero(self.grid.allowed(row)[0])
+        server = self.memory.servers.get(tuple(row[0].tolist()))
+        open_ = [int(i) for i in allowed if server is None or i not in server.load_crashes] or allowed.tolist()
+        return index if index in open_ else open_[0]
+
+    def _search(self) -> Launch | Stop:
+        self._learn(True)
+        least = self.limits.gain
+        crashes = acquisition.assuming_baseline_starts(self._crashes, self._baseline_key, self._busy)
+        forecast = self._forecast(self._candidates(), self._expecting(True), self._busy, crashes)
+        worth, found = regions.evaluate_regions(forecast, crashes, least, len(self._busy))
+        new = crashes.new(forecast.rows)
+        if self._busy:
+            worth = acquisition.without_choices_under_test(crashes, forecast.rows, worth, sorted(self._busy), least)
+        fewest = int(new[worth >= least].min(initial=self.grid.width))
+        worth[new > max(NEW, fewest)] = 0.0
+        self._pivots += regions.changes(self.memory, forecast, self._closed, found)
+        self._closed = {region.name: region for region in found if region.why is not None}
+        stop = regions.stop_reason(self.memory, forecast, worth, least, self._best[:2] if self._best else None,
+                                   self._closed, bool(self._busy))
+        doubts = self._sceptical_check(forecast, found) if stop is not None and stop.kind is StopKind.GAIN else None
+        if doubts is not None:
+            forecast, worth = doubts
+        elif stop is not None:
+            return stop
+        pick = int(np.argmax(worth / forecast.cost_s))
+        self._bar = float(worth[pick] / forecast.cost_s[pick])
+        key = tuple(forecast.rows[pick].tolist())
+        self._fresh[key] = self._planned(forecast, pick)
+        server = self.memory.servers.get(key)
+        reason = (f"a check before the end: if interactions are strong, it may gain "
+                  f"{float(forecast.gain[pick]):.1%}" if doubts else self._reason(forecast, found, pick))
+        return Launch(self.grid.server(forecast.rows[pick]), reason, float(forecast.gain[pick]),
+                      float(forecast.chance[pick]), "measure" if server else None)
+
+    def _expecting(self, whole: bool = False) -> list[Belief]:
+        """Value models that take pending launches into account.
+
+        Before the first measurement: those of the prior if launches are pending, else none. whole: assume that pending
+        launches are measured under every load part, which compares servers and not loads.
+        """
+        if not self._busy:
+            return self._beliefs
+        rows = np.array(sorted(self._busy), dtype=np.int16)
+        loads = [self._usual_load(row[None]) if (load := self._asked.get(tuple(row.tolist()))) is None else load
+                 for row in rows]
+        strengths = self._strengths
+        if self._beliefs:
+            data = acquisition.with_pending(self.memory.measurements(), self._beliefs[0][1], rows, loads)
+        else:
+            strengths, every = self._value.usual_strengths(), len(self.grid.load_rows)
+            if whole:
+                rows, loads = np.repeat(rows, every, axis=0), list(range(every)) * len(rows)
+            data = acquisition.expected_from_prior(self._value.prior, rows, loads)
+        return [(weight, self._value.fit(data, some)) for weight, some in strengths]
+
+    def _pending(self) -> tuple[Codes, Floats]:
+        """(n, P) pending server parts, and (n, L) the probability that each comes up and survives a load part."""
+        rows = np.array(sorted(self._busy), dtype=np.int16)
+        serving = self._crashes.chance_serving(rows) * self.grid.allowed(rows)
+        return rows, self._crashes.chance(rows)[:, None] * serving
+
+    def _planned(self, forecast: Forecast, pick: int) -> int:
+        """The first load part of a launch; before any measurement, another one than those of pending launches."""
+        if self._busy and not self._beliefs:
+            forecast, pick = self._forecast(forecast.rows[[pick]], self._expecting(), self._busy), 0
+        return int(np.argmax(forecast.gains[pick]))
+
+    def _mark(self, beliefs: Sequence[Belief]) -> float | None:
+        """Log objective to beat; None while nothing feasible is measured or pending."""
+        if self._best is None or not self._busy:
+            return self._best[2] if self._best else beliefs[0][1].level if beliefs and not self._beliefs else None
+        return acquisition.expected_best(self._best[2], self._beliefs[0][1], *self._pending())
+
+    def _sceptical_check(self, forecast: Forecast, found: Sequence[Region]) -> tuple[Forecast, Floats] | None:
+        """A launch that pays under large effects and interactions, or None.
+
+        The value model may wrongly be certain that interactions are weak. A few checks test it before the end; each
+        improvement allows as many again.
+        """
+        best = self._best[2] if self._best else -math.inf
+        count, at = self._checked
+        if best > at + BETTER:
+            count = 0
+        if count >= CHECKS or not self._strengths:
+            return None
+        sceptic = self._sceptic(forecast.rows)
+        worth = np.where(sceptic.chance < CHECK_CHANCE, 0.0, sceptic.expected)
+        for region in found:
+            if region.why is not None:
+                worth[region.inside] = 0.0
+        if worth.max(initial=0.0) < max(CHECK_GAIN, self.limits.gain):
+            return None
+        self._checked = count + 1, max(best, at)
+        return sceptic, worth
+
+    def _sceptic(self, rows: Codes) -> Forecast:
+        """Forecast under large effects and interactions; needs a measurement."""
+        variance, _ = self._strengths[0][1]
+        wild = self._value.fit(self.memory.measurements(), (np.maximum(variance, DOUBT[0] ** 2), DOUBT[1:]))
+        return self._forecast(rows, [(1.0, wild)], self._busy)
+
+    def _reason(self, forecast: Forecast, found: Sequence[Region], pick: int) -> str:
+        gain, chance = float(forecast.gain[pick]), float(forecast.chance[pick])
+        where = [r.name for r in found if not r.under_load and r.inside[pick]]
+        if where:
+            return (f"isolates {' and '.join(where)}: {chance:.0%} chance to start, may gain up to "
+                    f"{float(forecast.upper[pick]):.1%}")
+        return f"{gain:.1%} expected gain if it starts; {chance:.0%} chance to start"
+
+    def _candidates(self) -> Codes:
+        rng = np.random.default_rng([self.seed, self.memory.count])
+        return self.grid.servers(rng, [_row(k) for k in self._leaders()])
+
+    def _leaders(self) -> list[Key]:
+        """Server parts of the best configurations."""
+        best: dict[Key, float] = {}
+        for key, load in self.memory.leading():
+            best[key] = max(best.get(key, 0.0), self.memory.servers[key].values[load][0].value or 0.0)
+        leaders = sorted(best, key=lambda k: -best[k])[:CENTRES]
+        return leaders or [self._baseline_key]
+
+    def _forecast(self, rows: Codes, beliefs: Sequence[Belief], busy: set[Key],
+                  crashes: CrashModel | None = None) -> Forecast:
+        return acquisition.forecast_launches(self.memory, beliefs, crashes or self._crashes, rows, self._mark(beliefs),
+                                             busy, self.past)
+
+    def _learn(self, full: bool = False) -> None:
+        """Update the models with the newest observations."""
+        memory = self.memory
+        if self._learned == (memory.count, full):
+            return
+        self._learned = (memory.count, full)
+        data = memory.measurements()
+        if len(data.rows):
+            many = len(data.rows) >= MANY  # then one candidate is kept, and weighed again rarely
+            if not self._strengths or (full and (not many or memory.count > (1 + RENEWED) * self._weighed)):
+                self._strengths, self._weighed = self._value.strengths(data), memory.count
+                if many:
+                    self._strengths = [(1.0, self._strengths[0][1])]
+            self._beliefs = [(w, self._value.fit(data, strengths)) for w, strengths in self._strengths]
+        known = (memory.passes, len(memory.failures), memory.count if full else 0)
+        if self._known != known:
+            self._known = known
+            self._crashes = CrashModel(self.grid, memory.passed(), memory.served(), memory.evidence(), self._crashes)
+        self._best = acquisition.best_configuration(memory, self._beliefs[0][1]) if self._beliefs else None
+
+
+def _row(key: Key) -> Codes:
+    return np.array(key, dtype=np.int16)
