@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from autotune.engine.stages import Pattern, StageMark, compiled, stage_of
+from autotune.loadgen.spec import MetricNames
 from autotune.records import Stage, UsageError, Value
 from autotune.space.constraints import Rule, RuleFile, WrittenRule
 from autotune.space.constraints import text as text
@@ -95,20 +96,10 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     continuous_usage: bool = False
 
 
-class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Prometheus names, each None if the engine has no such series.
-
-    If responses carry no acceptance length, it is `accept_bonus` + growth of `accept_tokens` over growth of
-    `accept_steps` (bonus 1 for engines that count only draft tokens).
-    """
+class Metrics(MetricNames, frozen=True, forbid_unknown_fields=True):
+    """The URL path of a server's metrics, and their names."""
 
     path: UrlPath | None = None
-    running: str | None = None
-    queued: str | None = None
-    retracted: str | None = None
-    accept_tokens: str | None = None
-    accept_steps: str | None = None
-    accept_bonus: float = 0.0
 
 
 class Info(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

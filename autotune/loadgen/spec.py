@@ -19,8 +19,7 @@ from autotune.records import UsageError
 PROMPT_KINDS = ("builtin", "jsonl", "tokens")
 
 
-@dataclasses.dataclass(frozen=True)
-class MetricNames:
+class MetricNames(msgspec.Struct, frozen=True):
     """Names in a server's Prometheus text; None where it has no such metric.
 
     Acceptance length from counters is `accept_bonus` + the growth of `accept_tokens` over the growth of `accept_steps`:
@@ -48,7 +47,7 @@ class Target:
     model: str
     continuous_usage: bool
     metrics_path: str | None = None
-    metrics: MetricNames = dataclasses.field(default_factory=MetricNames)
+    metrics: MetricNames = MetricNames()
     extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     api_key: str | None = None
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import threading
 import time
 from collections.abc import Collection
 from typing import Self
 
-from autotune.loadgen.spec import Target
+from autotune.loadgen.spec import MetricNames, Target
 from autotune.utils.http import BadAnswer, NoAnswer, ask
 
 INTERVAL_S = 2.0
@@ -45,7 +44,8 @@ class MetricsReader:
 
     def __init__(self, target: Target) -> None:
         self.names = target.metrics
-        self._wanted = {name for name in dataclasses.asdict(target.metrics).values() if isinstance(name, str)}
+        names = (getattr(self.names, field) for field in MetricNames.__struct_fields__)
+        self._wanted = {name for name in names if isinstance(name, str)}
         self._url = target.base_url.rstrip("/") + target.metrics_path if target.metrics_path else None
         self.samples: list[tuple[float, dict[str, float]]] = []
         self._stop = threading.Event()

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from autotune.engine.spec import EngineSpec
-from autotune.loadgen.spec import LoadSpec, MetricNames, PromptSpec, Target, WindowSettings
+from autotune.loadgen.spec import LoadSpec, PromptSpec, Target, WindowSettings
 from autotune.records import Config, UsageError
 from autotune.utils.validation import AtLeastOne, Count, NotNegative, Positive, Share
 
@@ -90,9 +90,6 @@ class WorkloadSettings:
 
 def target_of(engine: EngineSpec, url: str, model: str) -> Target:
     """The address and protocol of a live server of this engine, for the load client."""
-    names = engine.metrics
-    metrics = MetricNames(running=names.running, queued=names.queued, retracted=names.retracted,
-                          accept_tokens=names.accept_tokens, accept_steps=names.accept_steps,
-                          accept_bonus=names.accept_bonus)
     api = "sglang" if engine.request.api == "sglang_generate" else "openai"
-    return Target(url, api, engine.request.model or model, engine.request.continuous_usage, names.path, metrics)
+    return Target(url, api, engine.request.model or model, engine.request.continuous_usage,
+                  engine.metrics.path, engine.metrics)

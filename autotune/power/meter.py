@@ -7,6 +7,7 @@ for want of a sensor: opening it fails, or its energy is None.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import pathlib
 import threading
@@ -106,7 +107,7 @@ class NoMeter:
         return Energy(source="none", joules=None, window_s=end.t - start.t)
 
 
-class SamplingMeter:
+class SamplingMeter(abc.ABC):
     """Base of a meter whose `_sample` runs in a thread every `every_s` while the meter is open."""
 
     def __init__(self, trace: Trace, every_s: float) -> None:
@@ -127,8 +128,9 @@ class SamplingMeter:
         while not self._stop.wait(self._every_s):
             self._sample()
 
+    @abc.abstractmethod
     def _sample(self) -> None:
-        raise NotImplementedError
+        """Read the device once."""
 
 
 class Trace:

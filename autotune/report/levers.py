@@ -1,4 +1,4 @@
-"""What each choice is worth: configurations that differ in that choice only, compared pairwise.
+"""The effect of each choice: configurations that differ in that choice only, compared pairwise.
 
 The factor is the geometric mean of the ratios; its interval comes from their spread (Student's t on the
 logarithms), or from the windows' own errors for a single pair. Parameters that exist only under a choice
