@@ -1,8 +1,5 @@
 """The known failures (rules.yaml), compiled, and their search in a log.
 
-    table = load()
-    found = table.find(log, blocks, stage_at)      # a Found, or None
-
 Every rule has a tier: cause, generic, symptom or echo. The lowest tier wins, then the earliest line, then the earlier
 rule. Warnings, and matches of a strict rule outside an error statement, come after all tiers and count in the last
 lines only. Advice and fall-backs never count.

@@ -1,10 +1,5 @@
 """The study database: URLs, Optuna's storage with retries, and running trials with heartbeats.
 
-    retries = Retries(wait_s=300)
-    storage = open_storage("postgresql://user:secret@host/db", lost_after_s=120, retries=retries)
-    redacted("postgresql://user:secret@host/db")  ->  "postgresql://[redacted]@host/db"
-    running = RunningTrials(optuna_study)
-
 This is the only module that uses names that Optuna does not publish.
 """
 

@@ -1,8 +1,5 @@
 """Trials as typed records, and their one stored form. Optuna's types are only read here.
 
-    record = record_of(frozen_trial)             # CorruptStudy for values of other types
-    record.outcome, record.score, record.launch  # Measurement | Crash | None, Score | None, LaunchFacts
-
 A trial stores its start attributes (`StartFacts`), one attribute `outcome` (`Result`), and headline attributes for
 people in optuna-dashboard, which are never read back. Studies of earlier releases stored every figure as an attribute
 of its own; `_result_of_flat` reads those.
