@@ -49,8 +49,7 @@ class Study:
 
     def __init__(self, inner: optuna.Study, space: Space, lock: StudyLock, retries: Retries,
                  storage: optuna.storages.RDBStorage) -> None:
-        self.inner, self.space, self.owner = inner, space, owner_id()
-        self.own_space = True
+        self.inner, self.space, self.owner, self.own_space = inner, space, owner_id(), True
         self.storage, self._lock, self._retries = storage, lock, retries
         self._running = RunningTrials(inner)
         self._ended: dict[int, TrialRecord] = {}
