@@ -157,7 +157,6 @@ class Isolation:
         return frozenset(n for n in self.names if _same(config, self.crashing, n))
 
 
-
 def suspects(crash: Crash, flags: Mapping[str, Sequence[str]]) -> list[str]:
     """Parameters that a crash's text or category names, in the order of `flags` (parameter -> its flags or words).
 
