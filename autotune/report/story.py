@@ -22,7 +22,7 @@ import msgspec
 from autotune.measure.objective import UNITS
 from autotune.records import AutotuneError, Count, from_json
 from autotune.report.crashes import CrashGroup, Untried, group, launch_key, untried
-from autotune.report.levers import Lever, bounded_exp, levers
+from autotune.report.levers import Lever, levers
 from autotune.report.measured import Tested, copied, ended, find, tested, valid
 from autotune.space.space import Space
 from autotune.storage.schema import Choice, read_pivots
@@ -152,7 +152,7 @@ class Story:
         if winner.relative_error is None or baseline.relative_error is None:
             return Gain(factor - 1, None, None, False)
         half = math.hypot(winner.relative_error, baseline.relative_error)
-        return Gain(factor - 1, factor * bounded_exp(-half) - 1, factor * bounded_exp(half) - 1, False)
+        return Gain(factor - 1, factor * math.exp(-half) - 1, factor * math.exp(half) - 1, False)
 
     @functools.cached_property
     def same_load(self) -> float | None:
@@ -253,7 +253,9 @@ def summarize(study: str, space: Space, objective: str, limits: Mapping[str, flo
     decided = confirmation.get("decided")
     conclusion = Conclusion.NOTHING_MEASURED if not measured else Conclusion.NOTHING_FEASIBLE if best is None else \
         Conclusion(decided) if decided in DECIDED else Conclusion.NOT_CONFIRMED
-    winner = _winner(conclusion, confirmation, measured, baseline, best)
+    # The configuration to run: the baseline when nothing beats it, the confirmed one, else the best measured.
+    confirmed = next((t for t in measured if confirmation.get("winner") in t.trials), None)
+    winner = (baseline if conclusion is Conclusion.NO_IMPROVEMENT else None) or confirmed or best
     stop = dict(attrs.get("stop") or {})
     return Story(
         study=study, space=space, objective=objective, conclusion=conclusion, baseline=baseline,
@@ -264,13 +266,3 @@ def summarize(study: str, space: Space, objective: str, limits: Mapping[str, flo
         measured=tuple(measured), records=tuple(records), identity=dict(attrs.get("identity") or {}),
         provenance=dict(attrs.get("provenance") or {}), stop=stop, confirmation=confirmation,
         strategy=str(attrs.get("strategy") or ""), neighbours=dict(attrs.get("neighbours") or {}))
-
-
-def _winner(conclusion: Conclusion, confirmation: Mapping[str, Any], measured: Sequence[Tested],
-            baseline: Tested | None, best: Tested | None) -> Tested | None:
-    """The configuration to run: the confirmed one; the baseline when nothing beats it; else the best measured."""
-    number = confirmation.get("winner")
-    named = next((t for t in measured if number in t.trials), None) if number is not None else None
-    if conclusion is Conclusion.NO_IMPROVEMENT:
-        return baseline or named or best
-    return named or best

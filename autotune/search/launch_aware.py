@@ -3,8 +3,8 @@
     strategy = LaunchAware(space, Limits(launches=40, hours=8.0), seed=0)
 
 Order of decisions: budgets, the baseline, retries after crashes, the launch with the highest worth per second outside
-closed regions, a few checks under stronger assumed effects, the reason to stop. All of it is computed from the
-observations, so a new strategy with the same observations resumes the search; only the count of checks starts anew.
+closed regions, a few checks under stronger assumed effects, the reason to stop. All but the count of checks is computed
+from the observations.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Pivots, retries and stops: regions closed or reopened by a sum that is computed anew before every launch.
 
-A region is a choice that never came up since it was part of a crash, a choice that comes up but was never measured
-since it was part of a crash under load, or a combination of choices that most probably crashes. An open region of the
-first kind gets isolating launches only: those with nearly the region's best chance, without another suspect.
-
-A region is closed while its best launch does not pay: its chance is too low, its plausible gain times its chance is not
-worth a launch, or the best other launch gains more per second. The sum depends on observations only, so new evidence or
-worse alternatives reopen a region. A region with a large gain gets one more probe when nothing else is left.
+A region is a choice that crashed and never came up, a choice that crashed under load and was never measured, or a
+combination of choices that most probably crashes. An open region of the first kind gets isolating launches only. A
+region is closed while its best launch does not pay: its chance is too low, its plausible gain times its chance is not
+worth a launch, or the best other launch gains more per second.
 """
 
 from __future__ import annotations

@@ -2,13 +2,8 @@
 
 The log of the objective is a constant plus a curve over the load, an effect of each server parameter, and effects of
 pairs of parameters and of a parameter under a load (ANOVA kernel: Durrande et al., "ANOVA kernels and RKHS of zero mean
-functions", 2013). Logarithms, because factors multiply on real servers. Neighbouring choices of a numeric parameter are
-similar. A small grid of strengths of effects is weighed by marginal likelihood (Rasmussen and Williams 2006, eq. 5.8).
-Limits (log of measured / limit) share the kernel, because they follow the same throughput.
-
-The prior mean comes from the space's `belief` and past studies. A belief is a range of factors: its middle (in logs)
-is the mean of the choice's effect, and a third of its width the standard deviation. A choice without a belief is
-expected slightly below the baseline's, because baselines are chosen with care.
+functions", 2013). A small grid of strengths of effects is weighed by marginal likelihood (Rasmussen and Williams 2006,
+eq. 5.8). Limits (log of measured / limit) share the kernel, because they follow the same throughput.
 """
 
 from __future__ import annotations
@@ -266,8 +261,9 @@ TRUST = (0.0, 0.25, 0.5, 0.75, 1.0)  # candidate shares of past studies in the p
 
 
 class Prior:
-    """Prior mean of the log objective, and the scale of each choice's effect.
+    """Prior mean of the log objective, and the scale of each choice's effect, from the space's `belief` and the past.
 
+    A choice without a belief is expected slightly below the baseline's, because baselines are chosen with care.
     `past`: (n, L) log objective of server rows as past studies predict it, up to a constant.
     """
 
