@@ -1,7 +1,7 @@
 """Several launches side by side on this host, each with GPUs and cores of its own, and the threads that make them.
 
 A launch waits until as many GPUs as its configuration needs are free; the longest waiting one is next. Launches side by
-side disturb each other (tuning/interference.py measures by how much), so confirmation uses `ParallelExecutor.alone`.
+side disturb each other (tuning/confirm.py measures by how much), so confirmation uses `ParallelExecutor.alone`.
 """
 
 from __future__ import annotations
