@@ -11,11 +11,10 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from autotune.crash import rules, tracebacks
+from autotune.crash import rules
 from autotune.crash.exit_status import HostEvidence, describe, signal_name, signal_of, silent_category
-from autotune.crash.log import Line, Log, clean, read_path
+from autotune.crash.log import EXCEPTION, FRAME, MARKS, Block, Line, Log, clean, read_path, tracebacks
 from autotune.crash.signature import around, signature
-from autotune.crash.tracebacks import Block
 from autotune.records import Crash, Stage
 from autotune.utils.redact import Redactor
 
@@ -58,7 +57,7 @@ class _Reading:
 
     def __post_init__(self) -> None:
         self.text = self.table.without_advice(self.log.lower)
-        self.blocks = tracebacks.find(self.log.lines)
+        self.blocks = tracebacks(self.log.lines)
         progress = next((stage for stage, pattern in self.table.markers if pattern.search(self.text)), None)
         if progress is Stage.WARMUP and "application startup complete" in self.text and "vllm" in self.text:
             progress = Stage.SERVING  # vLLM warms up before this line, SGLang after it
@@ -91,7 +90,7 @@ class _Reading:
             kind, message, frames = block.type, block.message or block.code, block.frames
         else:
             kind, frames, message = "", (), self.log.lines[found.line].text
-            if exception := tracebacks.EXCEPTION.match(message):
+            if exception := EXCEPTION.match(message):
                 kind, message = exception["type"], exception["message"] or ""
         return self._crash(found.rule, found.rule.category, stage, self._excerpt(found.line, block), kind, message,
                            frames, found.text)
@@ -158,8 +157,7 @@ class _Reading:
         """Lines that show the cause: the end of its traceback, or the lines around it."""
         lines = self.log.lines
         if block is not None and block.frames:
-            frames = [i for i in range(block.first, (block.at or block.last) + 1)
-                      if tracebacks.FRAME.match(lines[i].text)]
+            frames = [i for i in range(block.first, (block.at or block.last) + 1) if FRAME.match(lines[i].text)]
             first = frames[-EXCERPT_FRAMES] if len(frames) > EXCERPT_FRAMES else block.first
             chosen = sorted({block.first, *range(first, block.last + 1), line})
         else:
@@ -167,7 +165,7 @@ class _Reading:
         if len(chosen) > EXCERPT_LINES:
             keep = EXCERPT_LINES // 2
             chosen = sorted({*chosen[:1], *(i for i in chosen if abs(i - line) <= keep)})
-        return "\n".join(_shown(lines[i]) for i in chosen if not tracebacks.MARKS.match(lines[i].text))
+        return "\n".join(_shown(lines[i]) for i in chosen if not MARKS.match(lines[i].text))
 
 
 def _shown(line: Line) -> str:

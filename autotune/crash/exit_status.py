@@ -1,9 +1,5 @@
 """Failures without an error in the log: exit status, time limits, and the kernel's out-of-memory evidence.
 
-    before = HostSnapshot.take()
-    ...                              # the launch
-    evidence = before.since(pids=[server.pid])
-
 All sources of evidence are optional: counters of the control group and the host, and the kernel log.
 """
 
@@ -14,7 +10,6 @@ import pathlib
 import re
 import signal
 import time
-from collections.abc import Collection
 from typing import NamedTuple
 
 from autotune.records import Stage
@@ -75,16 +70,15 @@ def describe(exit_status: int | None, after_s: float | None, timed_out: bool, st
 
 
 PRESSURE_SHARE = 0.05  # a smaller share of available memory counts as pressure
-KILLED = re.compile(r"Out of memory: Kill(?:ed)? process (\d+)|Memory cgroup out of memory: Kill(?:ed)? process (\d+)"
-                    r"|oom-kill:.*pid=(\d+)")
+KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)? process \d+|oom-kill:.*pid=\d+")
 
 
 class HostEvidence(NamedTuple):
     """Memory facts of the host during a launch; None or empty if unknown.
 
     `oom_kills_group`, `oom_kills_host`: out-of-memory kills in the server's control group and on the host.
-    `kernel_lines`: kernel log lines about the server's processes (about any process without pids). `available_share`:
-    available memory at the end. `memory_limit_share`: used part of the control group's limit.
+    `kernel_lines`: kernel log lines about such kills. `available_share`: available memory at the end.
+    `memory_limit_share`: used part of the control group's limit.
     """
 
     oom_kills_group: int | None = None
@@ -119,15 +113,15 @@ class HostSnapshot(NamedTuple):
         return cls(time.time(), _number(_group(root) / "memory.events", "oom_kill"),
                    _number(root / "proc/vmstat", "oom_kill"), root)
 
-    def since(self, pids: Collection[int] = ()) -> HostEvidence:
-        """Evidence since this snapshot; `pids` are the server's known processes."""
+    def since(self) -> HostEvidence:
+        """Evidence since this snapshot."""
         now = HostSnapshot.take(self.root)
         total, available = (_number(self.root / "proc/meminfo", name) for name in ("MemTotal", "MemAvailable"))
         limit, used = (_read(_group(self.root) / f"memory.{name}").strip() for name in ("max", "current"))
         group, host = (None if before is None or after is None else max(0, after - before)
                        for before, after in ((self.group, now.group), (self.host, now.host)))
         return HostEvidence(
-            group, host, _kernel_lines(self.root, self.at, pids),
+            group, host, _kernel_lines(self.root, self.at),
             available / total if total and available is not None else None,
             int(used) / int(limit) if limit.isdigit() and used.isdigit() and int(limit) else None)
 
@@ -150,7 +144,7 @@ def _group(root: pathlib.Path) -> pathlib.Path:
     return top / "none"
 
 
-def _kernel_lines(root: pathlib.Path, since: float, pids: Collection[int]) -> tuple[str, ...]:
+def _kernel_lines(root: pathlib.Path, since: float) -> tuple[str, ...]:
     """Out-of-memory kills in the kernel log after `since` (Unix time); () if unreadable."""
     try:
         booted = time.time() - float(_read(root / "proc/uptime").split()[0])
@@ -162,11 +156,8 @@ def _kernel_lines(root: pathlib.Path, since: float, pids: Collection[int]) -> tu
         while record := os.read(handle, 8192):
             for entry in record.decode("utf-8", "replace").splitlines():
                 head, _, text = entry.partition(";")
-                found, stamp = KILLED.search(text), head.split(",")
-                if not found or len(stamp) < 3 or booted + int(stamp[2]) / 1e6 < since:
-                    continue
-                pid = int(next(group for group in found.groups() if group))
-                if not pids or pid in pids:
+                stamp = head.split(",")
+                if KILLED.search(text) and len(stamp) > 2 and booted + int(stamp[2]) / 1e6 >= since:
                     lines.append(text.strip()[:300])
     except (OSError, ValueError):
         pass  # no more records, or overwritten while we read

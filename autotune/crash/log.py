@@ -1,8 +1,7 @@
-"""A server log as clean lines: bounded reading, without ANSI codes, carriage returns and log prefixes.
+"""A server log as clean lines (bounded reading, without ANSI codes and log prefixes), and the tracebacks in it.
 
     log = clean(read_path(path))
-    log.lines[i].text        # without time, level, rank and process prefixes
-    log.lines[i].writer      # "TP3", "rank3", "Worker_TP1", or "" if unknown
+    blocks = tracebacks(log.lines)
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ import collections
 import itertools
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import BinaryIO, NamedTuple
 
 HEAD, TAIL, CHUNK = 1 << 20, 3 << 20, 1 << 20  # bytes
 BACK = 256 << 20  # bytes before the tail of a large log that are searched for exceptions
-NEEDLE = b"Traceback (most recent call last)"
+HEADER = "Traceback (most recent call last)"
+NEEDLE = HEADER.encode()
 WINDOW, WINDOWS = 16 << 10, 8  # bytes around an exception; most windows at each end
 MAX_LINES, MAX_TEXT, MAX_CHARS = 6000, 500_000, 1200  # of a log: lines and characters; of a line: characters
 KEPT_COPIES, LAST_LINES = 3, 400  # copies of a line that are kept in a long log, except in its last lines
@@ -48,12 +49,22 @@ PREFIXES = tuple(re.compile(p) for p in (
     r"[A-Za-z][\w.-]{0,60} +\| (?=\S)",  # docker compose
     r"> ?(?=\S)",
 ))
+FRAME = re.compile(r'^File ["“](?P<file>[^"“”]+)["”], line \d+(?:,? in (?P<func>.+))?')
+EXCEPTION = re.compile(
+    r"^(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Died)"
+    r"|Exception|OutOfResources))(?:: ?(?P<message>.*))?$")
+MARKS = re.compile(r"^[~^ ]+$")  # a line below a source line
+MAX_GAP = MAX_MESSAGE_LINES = 8
+
 LEVELS = {"E": "error", "F": "error", "W": "warning", "I": "info", "D": "info", "ERROR": "error", "CRITICAL": "error",
           "FATAL": "error", "WARNING": "warning", "WARN": "warning", "INFO": "info", "DEBUG": "info"}
 
 
 class Line(NamedTuple):
-    """One cleaned line without its prefix; `level` is error, warning, info or "" if unknown."""
+    """One cleaned line without its prefix. `writer`: TP3, rank3, Worker_TP1. `level`: error, warning, info.
+
+    Both are "" if unknown.
+    """
 
     text: str
     writer: str = ""
@@ -196,3 +207,56 @@ def _lower(text: str) -> str:
     """Lower case of the same length (some non-ASCII letters would grow)."""
     lower = text.lower()
     return lower if len(lower) == len(text) else "".join(c.lower() if c.isascii() else c for c in text)
+
+
+class Block(NamedTuple):
+    """One traceback: lines first..last of a log; `at` is its exception line, None if cut off.
+
+    `frames`: (file, function), outermost first. `code`: the last source line shown.
+    """
+
+    first: int
+    last: int
+    frames: tuple[tuple[str, str], ...] = ()
+    at: int | None = None
+    type: str = ""
+    message: str = ""
+    code: str = ""
+
+
+def tracebacks(lines: Sequence[Line]) -> list[Block]:
+    """All tracebacks, in order of their first line. A bare exception line is a block without frames."""
+    ended: list[Block] = []
+    opened: dict[str, Block] = {}  # by writer: ranks print at the same time
+    writer = ""
+    for index, line in enumerate(lines):
+        writer = line.writer or writer
+        here = opened.get(writer, Block(index, index))
+        if HEADER in line.text:
+            ended.append(here)
+            opened[writer] = Block(index, index)
+        elif frame := FRAME.match(line.text):
+            frames = (*here.frames, (frame["file"], (frame["func"] or "").strip()))
+            opened[writer] = here._replace(last=index, frames=frames)
+        elif found := EXCEPTION.match(line.text):
+            opened.pop(writer, None)
+            last, message = _message(lines, index, found["message"] or "")
+            ended.append(here._replace(last=last, at=index, type=found["type"], message=message))
+        elif writer in opened and index - here.last > MAX_GAP + len(opened) * MAX_GAP:
+            ended.append(opened.pop(writer))
+        elif writer in opened and line.text and not MARKS.match(line.text):
+            opened[writer] = here._replace(code=line.text)
+    whole = (block for block in (*ended, *opened.values()) if block.frames or block.at is not None)
+    return sorted(whole, key=lambda block: block.first)
+
+
+def _message(lines: Sequence[Line], at: int, message: str) -> tuple[int, str]:
+    """(last line, message) of an exception with a multi-line message."""
+    last = at
+    for line in lines[at + 1:at + 1 + MAX_MESSAGE_LINES]:
+        if (HEADER in line.text or FRAME.match(line.text) or EXCEPTION.match(line.text)
+                or line.text.startswith(("During handling of", "The above exception was"))
+                or (line.prefixed and not lines[at].prefixed) or line.writer != lines[at].writer):
+            break
+        message, last = f"{message}\n{line.text}", last + 1
+    return last, message.strip()

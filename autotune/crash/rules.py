@@ -17,8 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autotune.crash.log import Log
-from autotune.crash.tracebacks import Block
+from autotune.crash.log import Block, Log
 from autotune.records import Blame, Stage
 
 TIERS = ("cause", "generic", "symptom", "echo")
@@ -192,7 +191,8 @@ def _rule(entry: Mapping[str, Any], first_of: Mapping[str, Rule], words: Mapping
 
 
 ANYTHING = r"[^\n]*"  # the rest of a line, in the table's patterns
-TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.S)  # an escape, a character set, or a character
+# That, an escape, a character set, or a character.
+TOKEN = re.compile(rf"{re.escape(ANYTHING)}(?![?+])|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.S)
 
 
 def forward(pattern: str) -> str:
@@ -204,25 +204,15 @@ def forward(pattern: str) -> str:
     lines, except where a part may end in the beginning of the next one.
     """
     parser: Any = re._parser  # type: ignore[attr-defined]
-    alternatives = []
-    for alternative in _split(pattern, "|"):
-        first, *rest = _split(alternative, ANYTHING)
-        alternatives.append(first + "".join(
-            f"(?>{ANYTHING}?{part})" if parser.parse(part).getwidth()[0] else ANYTHING + part for part in rest))
-    return "|".join(alternatives)
-
-
-def _split(pattern: str, separator: str) -> list[str]:
-    """Pieces of a pattern between separators outside groups and character sets."""
-    pieces, depth, at = [""], 0, 0
-    while at < len(pattern):
-        after = at + len(separator)
-        if depth == 0 and pattern.startswith(separator, at) and pattern[after:after + 1] not in ("?", "+"):
-            pieces.append("")
-            at = after
-            continue
-        token = TOKEN.match(pattern, at)[0]  # type: ignore[index]
+    alternatives, depth = [[""]], 0  # of each, the parts between ANYTHING outside groups
+    for token in TOKEN.findall(pattern):
         depth += {"(": 1, ")": -1}.get(token, 0)
-        pieces[-1] += token
-        at += len(token)
-    return pieces
+        if depth == 0 and token == "|":
+            alternatives.append([""])
+        elif depth == 0 and token == ANYTHING:
+            alternatives[-1].append("")
+        else:
+            alternatives[-1][-1] += token
+    return "|".join(first + "".join(
+        f"(?>{ANYTHING}?{part})" if parser.parse(part).getwidth()[0] else ANYTHING + part for part in rest)
+        for first, *rest in alternatives)

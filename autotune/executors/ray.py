@@ -1,41 +1,94 @@
 """Launches on the hosts of a Ray cluster: this process proposes, Ray places, files and outcomes come back.
 
-    with connected(settings) as executor:
-        executor.preflight()                        # made on a host of the cluster
-        with executor.launch(server_part, folder, progress) as server: ...
-
-A launch is an actor (ray_worker.py) that Ray gives GPUs by number and type. A lost host ends its launches with
-HostLost, upon which the loop marks their trials FAIL and asks them again.
+A launch is an actor (`RayWorker`) that Ray gives GPUs by number and type. A lost host ends its launches with HostLost,
+upon which the loop marks their trials FAIL and asks them again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import pathlib
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from autotune.config.settings import Settings
 from autotune.engine.command import build
+from autotune.engine.gpus import visible_gpus
 from autotune.executors import preflight
 from autotune.executors.base import PLACED, WAITING, Executor, HostLost, Progress, RunningServer
-from autotune.executors.ray_worker import RayWorker, Started
+from autotune.executors.local import LocalExecutor, LocalServer
+from autotune.power.meter import PowerSettings
 from autotune.records import AutotuneError, Config, Crash, HostCannotRun, Measurement
 from autotune.utils.files import fresh, write_json
 
 REACH_S = 10.0
+FILE_BYTES = 8 << 20  # of a longer file of a launch, the end is sent back
+
+
+class RayWorker:
+    """One launch on a host that Ray chose, in a process there; its folder is a temporary one until `stop`.
+
+    However the process ends, its supervisor ends the server.
+    """
+
+    def __init__(self, settings: Settings, power: PowerSettings, version: str | None) -> None:
+        self.temporary = pathlib.Path(tempfile.mkdtemp(prefix="autotune-launch-"))
+        settings = dataclasses.replace(settings, outputs=self.temporary)
+        settings.folder.mkdir(parents=True)
+        self.folder = settings.folder / "launch"
+        self.executor = LocalExecutor(settings, version, visible_gpus(), power, apart=True)
+        self.server: LocalServer | None = None
+        self._open = contextlib.ExitStack()
+
+    def host(self) -> tuple[str, set[str]]:
+        """The host's name, and the models of the GPUs given to this process."""
+        return socket.gethostname(), {gpu.name for gpu in self.executor.gpus.gpus}
+
+    def start(self, config: Config, references: Any) -> tuple[dict[str, Any], bool, Any]:
+        """Start the server. `references`: reference outputs of the baseline, None while there are none.
+
+        Returns the fields of RunningServer, whether the server is alive, and the reference outputs known now.
+        """
+        kept = self.executor.gate.file
+        if references is not None:
+            write_json(kept, references)
+        server = self.server = self._open.enter_context(
+            self.executor.launch(config, self.folder, lambda stage, after_s: None))
+        return ({name: getattr(server, name) for name in ("crash", "launch_s", "argv", "env", "resolved")},
+                server.alive, json.loads(kept.read_text()) if kept.exists() else None)
+
+    def measure(self, load: Config, label: int | str) -> tuple[Measurement | Crash, bool]:
+        """The outcome of one load part, and whether the server still runs."""
+        assert self.server is not None
+        return self.server.measure(load, label), self.server.alive
+
+    def files(self) -> dict[str, bytes]:
+        """The launch's files by name."""
+        return {path.name: _end_of(path) for path in sorted(self.folder.glob("*"))
+                if path.is_file() and path.suffix != ".part"}
+
+    def stop(self) -> dict[str, bytes]:
+        """End the server and remove the folder; returns its final files."""
+        self._open.close()
+        files = self.files()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        return files
 
 
 class RayServer(RunningServer):
     """A launch on another host. The number of its neighbours is not known."""
 
-    def __init__(self, executor: RayExecutor, actor: Any, folder: pathlib.Path, started: Started) -> None:
-        super().__init__(folder, started.crash, started.launch_s, started.argv, started.env, started.resolved)
-        self.executor, self.actor, self._alive = executor, actor, started.alive
+    def __init__(self, executor: RayExecutor, actor: Any, folder: pathlib.Path, started: dict[str, Any],
+                 alive: bool) -> None:
+        super().__init__(folder, **started)
+        self.executor, self.actor, self._alive = executor, actor, alive
 
     @property
     def alive(self) -> bool:
@@ -91,12 +144,13 @@ class RayExecutor(Executor):
             progress(f"{PLACED} on {host}", 0.0)
             kept = self.gate.file
             references = json.loads(kept.read_text()) if kept.exists() else None
-            started: Started = self.get(actor.start.remote(dict(config), references))
-            if references is None and started.references is not None:
-                write_json(kept, started.references)
+            started, alive, made = self.get(actor.start.remote(dict(config), references))
+            if references is None and made is not None:
+                write_json(kept, made)
             self.fetch_files(actor.files, folder)
-            progress("crashed" if started.crash else "serving", started.launch_s)
-            yield RayServer(self, actor, folder, started)
+            server = RayServer(self, actor, folder, started, alive)
+            progress("crashed" if server.crash else "serving", server.launch_s)
+            yield server
             with contextlib.suppress(HostLost):  # every outcome is here by now
                 self.fetch_files(actor.stop, folder)
         finally:
@@ -170,6 +224,12 @@ def connected(settings: Settings) -> Iterator[RayExecutor]:
         yield RayExecutor(ray, settings)
     finally:
         ray.shutdown()
+
+
+def _end_of(path: pathlib.Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - FILE_BYTES))
+        return file.read()
 
 
 def _last_line(error: Exception) -> str:

@@ -1,1 +1,1 @@
-"""Launch files of a configuration, one module per format."""
+"""Launch files of a configuration."""

@@ -15,10 +15,9 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autotune.config.identity import command_line
 from autotune.config.settings import Settings
 from autotune.engine.command import Command, build
 from autotune.engine.spec import EngineSpec
@@ -91,6 +90,11 @@ class Deployment:
             for p in self.parameters.values() if p.name.startswith("MODEL_") and p.path)
 
     @property
+    def own_env(self) -> dict[str, Word]:
+        """The environment without secrets that keep their name: those come from outside."""
+        return {name: value for name, value in self.env.items() if value != (Ref(name),)}
+
+    @property
     def image(self) -> str:
         """Engine and version that a container image must have, on one line."""
         return one_line(" ".join(x for x in (self.engine.package or self.engine.name, self.version) if x))
@@ -141,19 +145,14 @@ def deploy(settings: Settings, story: Story, record: TrialRecord, version: str |
         origin=_origin(settings, story, record, entry, words, env))
 
 
+def spell(word: Word, reference: Callable[[str], str], literal: Callable[[str], str] = str) -> str:
+    """A word as one text: the names of parameters and secrets by `reference`, the rest by `literal`."""
+    return "".join(reference(part.name) if isinstance(part, Ref) else literal(part) for part in word)
+
+
 def plain(word: Word) -> str:
     """A word for people and for JSON: references as ${NAME}."""
-    return "".join(f"${{{part.name}}}" if isinstance(part, Ref) else part for part in word)
-
-
-def lines(argv: Sequence[Word]) -> list[list[Word]]:
-    """Arguments grouped into lines: a flag with its values on each."""
-    grouped: list[list[Word]] = [[]]
-    for word in argv:
-        if word and isinstance(word[0], str) and word[0].startswith("--") and grouped[-1]:
-            grouped.append([])
-        grouped[-1].append(word)
-    return grouped
+    return spell(word, "${{{}}}".format)
 
 
 def _parameters(settings: Settings, folder: str | None) -> list[Parameter]:
@@ -240,7 +239,7 @@ def _same_as_measured(record: TrialRecord, words: Sequence[Word], env: Mapping[s
 
 def _fits(word: Word, measured: str) -> bool:
     """True when a measured argument is `word` with some value for each reference."""
-    pieces = "".join(OPEN if isinstance(part, Ref) else part for part in word).split(OPEN)
+    pieces = spell(word, lambda name: OPEN).split(OPEN)
     return _has(measured, pieces) or (  # redacted text matches anything
         HIDDEN in measured and _has(plain(word), measured.split(HIDDEN)))
 
@@ -265,7 +264,7 @@ def _facts(settings: Settings, story: Story, record: TrialRecord, entry: Tested 
         "Driver": made.get("driver"), "autotune": made.get("autotune"), "Configuration": config_text(record.config),
         "Measured": _figures(story, entry, settings.space.split(record.config)[1]),
         "Energy": verdict.energy_words(entry), "Verdict": _claim(story, record),
-        "Reproduce": made.get("command") or command_line(settings, "tune")}
+        "Reproduce": made.get("command") or settings.shown_command("tune")}
     return {label: one_line(value) for label, value in facts.items() if value not in (None, "")}
 
 
@@ -312,4 +311,4 @@ def _origin(settings: Settings, story: Story, record: TrialRecord, entry: Tested
         "energy_assumed": entry.energy.assumed if entry else None,
         "limits": {limit.name: limit.limit for limit in story.limits},
         "limit_ratios": entry.ratios if entry else {}, "identity": story.identity, "provenance": story.provenance,
-        "reproduce": story.provenance.get("command") or command_line(settings, "tune")}
+        "reproduce": story.provenance.get("command") or settings.shown_command("tune")}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from autotune.export import compose, engine_yaml, kubernetes, sh, systemd
-from autotune.export.deployment import Deployment, deploy
+from autotune.export.deployment import deploy
+from autotune.export.formats import FORMATS
 from autotune.records import NothingFeasible, UsageError
 from autotune.report import verdict
 from autotune.report.story import Story, read
@@ -18,12 +17,6 @@ from autotune.utils.files import output_path, write_output
 if TYPE_CHECKING:
     from autotune.config.settings import Format, Settings
     from autotune.storage.study import Study
-
-# Default file name and renderer of each format.
-FORMATS: dict[Format, tuple[str, Callable[[Deployment], str]]] = {
-    "sh": ("launch.sh", sh.render), "systemd": ("launch.service", systemd.render),
-    "compose": ("launch.compose.yaml", compose.render), "k8s": ("launch.k8s.yaml", kubernetes.render),
-    "yaml": ("launch.yaml", engine_yaml.render)}
 
 
 def export(settings: Settings, study: Study) -> pathlib.Path:

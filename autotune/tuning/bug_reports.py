@@ -13,18 +13,23 @@ import dataclasses
 import json
 import pathlib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from autotune.crash.bug_report import bug_report
 from autotune.crash.isolate import Isolated, Isolation, suspects
 from autotune.records import Config, Crash, Stage, config_key
+from autotune.space.constraints import text as spelled
 from autotune.space.space import Space
 from autotune.storage.trial import TrialRecord
 from autotune.utils.files import write_text
+from autotune.utils.redact import Redactor
+from autotune.utils.text import KEPT, REPLACED, SPELLED, printable
 
 if TYPE_CHECKING:
     from autotune.tuning.loop import Tuner
+
+TITLE = 120  # characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,3 +153,56 @@ def write(folder: pathlib.Path, space: Space, records: Sequence[TrialRecord],
         write_text(path, text)
         paths.append(path)
     return paths
+
+
+def bug_report(crash: Crash, *, command: Sequence[str], isolated: Isolated | None = None,
+               working_command: Sequence[str] = (), environment: Mapping[str, str] | None = None,
+               versions: Mapping[str, str] | None = None) -> str:
+    """A report in Markdown, ready to paste, without secrets.
+
+    `command` crashes; `working_command` differs in the isolated choices only and works. `environment`: variables of the
+    launch. `versions`: component -> version (engine, GPU, driver, packages).
+    """
+    redactor = Redactor.from_command(command, environment := environment or {})
+    facts = {"stage": crash.stage, "category": crash.category, "blame": crash.blame, "signature": crash.signature,
+             "exit status": crash.exit_status, "after": None if crash.after_s is None else f"{crash.after_s:.0f} s"}
+    parts = [_title(crash, redactor), crash.explanation,
+             _table(("what", "value"), [fact for fact in facts.items() if fact[1] is not None]),
+             "## Reproduce", _shell(redactor, command, environment)]
+    if working_command:
+        parts += ["This works instead:", _shell(redactor, working_command, environment)]
+    if isolated is not None:
+        rows = [(name, spelled(value), spelled(isolated.instead[name]) if name in isolated.instead else
+                 "(does not exist)") for name, value in isolated.choices.items()]
+        certain = ("Each of these choices is needed for the crash." if isolated.exact else
+                   "Some combinations could not be decided: one of these choices may be innocent.")
+        parts += ["## Smallest difference found", _table(("choice", "crashes", "works"), rows),
+                  f"{certain} Launches with these choices: {isolated.crashed} crashed, {isolated.worked} worked "
+                  f"(isolated in {isolated.launches} launches)."]
+    parts += ["## Log", _fence(redactor.text(crash.excerpt), "text")]
+    if versions:
+        parts += ["## Versions", _table(("component", "version"), [(k, redactor.text(v)) for k, v in versions.items()])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _title(crash: Crash, redactor: Redactor) -> str:
+    last = [line for line in crash.excerpt.splitlines() if re.search(r"error|exception|fail|assert", line, re.I)]
+    said = (last or crash.excerpt.splitlines() or [crash.category])[-1]
+    shown = f"[{crash.category}] {printable(' '.join(redactor.text(said).split()))}"[:TITLE]
+    return "# " + re.sub(r"([<>&`\\])", r"\\\1", shown)
+
+
+def _shell(redactor: Redactor, command: Sequence[str], environment: Mapping[str, str]) -> str:
+    words = [f"{name}={shlex.quote(str(value))}" for name, value in redactor.mapping(environment).items()]
+    return _fence(printable(" ".join([*words, shlex.join(redactor.argv(list(command)))]), instead=SPELLED), "sh")
+
+
+def _fence(text: str, language: str) -> str:
+    """Code block with a fence longer than any run of backticks in the text."""
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`+", text)), 3)
+    return f"{fence}{language}\n{printable(text, keep=KEPT, instead=REPLACED)}\n{fence}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    cells = [[printable(str(cell).replace("|", "\\|"), instead=SPELLED) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *cells])

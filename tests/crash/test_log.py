@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from autotune.crash import log as logtext
-from autotune.crash import tracebacks
 from autotune.crash.classify import classify
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -74,7 +73,7 @@ def test_interleaved_tracebacks_of_ranks_are_separated() -> None:
     one = [head, '  File "/x/vllm/a.py", line 1, in load_model', "    f()", "KeyError: 'a'"]
     two = [head, '  File "/x/vllm/b.py", line 2, in init_device', "    g()", "TypeError: b"]
     raw = "\n".join(written(rank, text) for pair in zip(one, two, strict=True) for rank, text in enumerate(pair))
-    found = tracebacks.find(logtext.clean(raw).lines)
+    found = logtext.tracebacks(logtext.clean(raw).lines)
     assert [(b.type, b.frames[0][1]) for b in found] == [("KeyError", "load_model"), ("TypeError", "init_device")]
 
 
@@ -92,7 +91,7 @@ second line
 Traceback (most recent call last):
   File “/x/vllm/b.py”, line 3, in cut
 """
-    found = tracebacks.find(logtext.clean(raw).lines)
+    found = logtext.tracebacks(logtext.clean(raw).lines)
     assert [(b.type, b.message, b.code) for b in found] == [
         ("AssertionError", "", "assert n % 64 == 0"), ("ValueError", "first line\nsecond line", ""), ("", "", "")]
 

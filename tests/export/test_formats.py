@@ -20,7 +20,8 @@ import pytest
 import yaml
 
 from autotune.engine.spec import Ready
-from autotune.export.launch_files import FORMATS, export
+from autotune.export.formats import FORMATS
+from autotune.export.launch_files import export
 from autotune.records import UsageError
 from tests.export.test_launch_files import ODD, changed
 from tests.report.studies import Made, baseline

@@ -19,7 +19,8 @@ from autotune.config.compose import load
 from autotune.engine.command import build
 from autotune.engine.spec import EngineSpec
 from autotune.export.deployment import Ref, _fits
-from autotune.export.launch_files import FORMATS, export
+from autotune.export.formats import FORMATS
+from autotune.export.launch_files import export
 from autotune.records import AutotuneError, NothingFeasible, UsageError
 from autotune.utils.redact import HIDDEN
 from tests.report.studies import Made, baseline

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from autotune.crash.bug_report import bug_report, versions
 from autotune.crash.classify import classify
 from autotune.crash.isolate import Isolated
 from autotune.records import Crash
+from autotune.tuning.bug_reports import bug_report
 
 CRASH = classify("Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401", exit_status=-9,
                  after_s=50.4)
@@ -42,11 +42,6 @@ def test_backticks_in_a_log_do_not_end_its_block() -> None:
     fences = [line for line in lines if set(line) == {"`"} and len(line) > 4]
     assert len(fences) == 1 and len(fences[0]) == 5
     assert all(line.count(" | ") <= 3 for line in lines if line.startswith("| "))
-
-
-def test_versions_name_python_and_installed_packages_only() -> None:
-    found = versions(["pytest", "no-such-package-here"])
-    assert {"python", "system", "pytest"} == set(found)
 
 
 def test_a_title_has_no_markup_and_no_secret() -> None:
