@@ -16,8 +16,8 @@ from autotune.engine.host import engine_version, installed, interpreter_problem,
 from autotune.engine.spec import EngineSpec, matches, text
 from autotune.executors.topology import of_cores
 from autotune.loadgen.requests import read_prompts
+from autotune.power import open_meter
 from autotune.power.meter import MeterUnavailable, Powered, PowerSettings
-from autotune.power.registry import open_meter
 from autotune.records import Config, HostCannotRun, UsageError, Value
 from autotune.space.constraints import Rule
 from autotune.utils.files import free_mib

@@ -108,6 +108,10 @@ def test_a_command_line_without_a_known_space_lists_the_spaces(overrides: list[s
     ("workload.window_s=soon", "^workload.window_s must be"), ("workload.window_s=null", "window_s must be"),
     ("workload.contexts=[]", "at least one positive prompt length"), ("workload.contexts=[8,0]", r"contexts\[1\] must"),
     ("workload.retries=-1", "at least 0"), ("workload.min_requests=0", "at least 1"),
+    ("workload.spread=1", "spread must be a share"), ("workload.precision=1", "precision must be a share"),
+    ("workload.shared_prefix=1", "shared_prefix must be"), ("workload.rate_per_s=0", "rate_per_s must be a number"),
+    ("workload.window_s=1e3", "window_s=1000 is above window_max_s"), ("workload.warmup_s=99", "above warmup_max_s"),
+    ("workload.prompts=tokens:9-9", "^workload.prompts=tokens:9-9: write tokens:LOW-HIGH"),
     ("workload.min_errors=0", "at least 1"),
     ("workload.output_tokens=0", "at least 1"), ("workload.temperature=-1", "temperature must be"),
     ("workload.max_error_rate=2", "max_error_rate must be a share"), ("workload.ignore_eos=maybe", "true or false"),
@@ -186,7 +190,7 @@ def test_each_measurement_of_a_server_sends_prompts_of_its_own_the_same_for_ever
         return [str(made.prompt(i)) for i in range(200)]
 
     assert not set(prompts(1)) & set(prompts(2)) and prompts(2) == prompts(2, 16)
-    assert workload.load({}, 1).seed != workload.load({}, 2).seed
+    assert workload.prompt_source(1).seed != workload.prompt_source(2).seed
 
 
 def test_a_choice_whose_command_cannot_be_made_is_refused_before_anything_starts() -> None:
