@@ -1,1 +1,1 @@
-"""The command line: `parser` reads it, `commands` has the verbs."""
+"""The command line behind autotune/__main__.py: `verbs` does the work, `output` is what people see of it."""

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from autotune.config.identity import command_line, identity, provenance, versions
-from autotune.config.settings import Settings
+from autotune.config.settings import Settings, identity, provenance, versions
 from autotune.engine.gpus import visible_gpus
 from autotune.engine.host import engine_version
 from autotune.engine.orphans import end_orphans
@@ -24,7 +23,7 @@ from autotune.storage.database import sqlite_url
 from autotune.utils.text import REPLACED, printable
 
 if TYPE_CHECKING:
-    from autotune.cli.progress import Progress
+    from autotune.cli.output import Progress
     from autotune.executors.base import Executor
     from autotune.search.strategy import Strategy
     from autotune.storage.study import Study
@@ -69,8 +68,8 @@ def tune(settings: Settings) -> int:
     from autotune.report import render
     from autotune.search.launch_aware import LaunchAware
     from autotune.search.strategy import StopKind
-    from autotune.tuning import bug_reports, interference
-    from autotune.tuning.confirm import confirm
+    from autotune.tuning import bug_reports
+    from autotune.tuning.confirm import check_interference, confirm
 
     with contextlib.ExitStack() as held:
         executor = held.enter_context(open_executor(settings))
@@ -91,7 +90,7 @@ def tune(settings: Settings) -> int:
             listener.note(lesson)
         if isinstance(executor, ParallelExecutor):
             if settings.parallel.check and stop.kind is not StopKind.HOST:
-                interference.check(tuner, executor)
+                check_interference(tuner, executor)
             tuner.executor = executor.alone
         bug_reports.isolate(tuner, settings.study.isolate)
         if settings.study.confirm.finalists and (decision := confirm(tuner, settings.study.confirm)) is not None:
@@ -131,7 +130,7 @@ def worker(settings: Settings) -> int:
             stop = make_tuner(settings, study, executor, listener).run()
     own = [record for record in study.records() if record.start.owner == study.owner]
     print(f"this worker made {len(own)} of {len(study.records())} trials and stopped: {stop.reason}\n"
-          f"{command_line(settings, 'tune')} confirms and reports")
+          f"{settings.shown_command('tune')} confirms and reports")
     if stop.kind is StopKind.HOST:
         raise HostCannotRun(stop.reason)
     return 0
@@ -139,7 +138,7 @@ def worker(settings: Settings) -> int:
 
 def matrix(settings: Settings) -> int:
     """Measure and print the concurrency x context table of one configuration."""
-    from autotune.cli.progress import Progress
+    from autotune.cli.output import Progress
     from autotune.executors.local import LocalExecutor
     from autotune.tuning import matrix as table
 
@@ -160,7 +159,7 @@ def matrix(settings: Settings) -> int:
 
 def check(settings: Settings) -> int:
     """Print the result of the preflight; exit 4 when the baseline, or the configuration asked for, cannot run."""
-    from autotune.cli.check import BASELINE, shown
+    from autotune.cli.output import BASELINE, check_report
 
     label, config = BASELINE, None
     if settings.config != BASELINE:
@@ -172,7 +171,7 @@ def check(settings: Settings) -> int:
         count = preflight.launches_at_once(settings, report.gpus, report.version)
     except HostCannotRun as error:
         count, report = 1, dataclasses.replace(report, problems=(*report.problems, str(error)))
-    print(shown(report, settings, count, label, config))
+    print(check_report(report, settings, count, label, config))
     return HostCannotRun.exit_code if report.problems else 0
 
 
@@ -223,7 +222,7 @@ def dashboard(settings: Settings, study: Study) -> int:
 
 def progress(settings: Settings, study: Study, host: preflight.Preflight) -> Progress:
     """The listener that prints the study's progress."""
-    from autotune.cli.progress import Progress
+    from autotune.cli.output import Progress
 
     past, energy = study.records(), host.power.source
     if energy == "cpu_time":
@@ -237,7 +236,7 @@ def progress(settings: Settings, study: Study, host: preflight.Preflight) -> Pro
 
 def make_tuner(settings: Settings, study: Study, executor: Executor, listener: Progress) -> Tuner:
     """The loop of these settings."""
-    from autotune.cli.progress import Annotator
+    from autotune.cli.output import Annotator
     from autotune.measure.objective import evaluator
     from autotune.tuning.loop import Tuner
     from autotune.tuning.worker import share_references
@@ -276,7 +275,7 @@ def open_study(settings: Settings, create: bool = True, host: preflight.Prefligh
     url = settings.study.storage or sqlite_url(settings.folder)
     if not create and settings.study.storage is None and not (settings.folder / "study.db").exists():
         raise UsageError(f"there is no study in {settings.folder} yet: "
-                         f"run {command_line(settings, 'tune')} first")
+                         f"run {settings.shown_command('tune')} first")
     conditions = {"space_digest": settings.space.digest}  # a reader needs neither the engine nor the GPUs of a study
     if create:
         conditions = identity(settings, *((host.version, host.gpus) if host is not None else
@@ -291,7 +290,7 @@ def study_folder(settings: Settings, verbose: bool, alone: bool = True) -> Itera
 
     alone: lock the folder for this process, except for workers. Any exception becomes an AutotuneError.
     """
-    from autotune.utils.logging import open_journal
+    from autotune.cli.output import open_journal
 
     folder = settings.folder
     with contextlib.ExitStack() as held:

@@ -6,7 +6,7 @@
         pool.wait(1.0)                                  # raises the error of a launch that failed
 
 A launch waits until as many GPUs as its configuration needs are free; the longest waiting one is next. Launches side by
-side disturb each other (tuning/interference.py measures by how much), so confirmation uses `ParallelExecutor.alone`.
+side disturb each other (tuning/confirm.py measures by how much), so confirmation uses `ParallelExecutor.alone`.
 """
 
 from __future__ import annotations

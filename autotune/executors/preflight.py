@@ -9,7 +9,6 @@ import pathlib
 import time
 from collections.abc import Mapping, Sequence
 
-from autotune.config.identity import command_line
 from autotune.config.settings import Settings
 from autotune.engine.command import Command, UnknownPlaceholder, build, choose, chosen, gpus_of, needed, variables
 from autotune.engine.gpus import Gpus, gpu_users, visible_gpus
@@ -56,7 +55,7 @@ class Preflight:
         """Raises HostCannotRun with every problem, if there is one."""
         if self.problems:
             raise HostCannotRun(f"space {settings.space.name} cannot run here: {'; '.join(self.problems)} "
-                                f"({command_line(settings, 'check')} tells more)")
+                                f"({settings.shown_command('check')} tells more)")
 
 
 def check(settings: Settings, config: Config | None = None) -> Preflight:

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autotune.config.identity import command_line
 from autotune.config.settings import Settings
 from autotune.engine.command import Command, build
 from autotune.engine.spec import EngineSpec
@@ -265,7 +264,7 @@ def _facts(settings: Settings, story: Story, record: TrialRecord, entry: Tested 
         "Driver": made.get("driver"), "autotune": made.get("autotune"), "Configuration": config_text(record.config),
         "Measured": _figures(story, entry, settings.space.split(record.config)[1]),
         "Energy": verdict.energy_words(entry), "Verdict": _claim(story, record),
-        "Reproduce": made.get("command") or command_line(settings, "tune")}
+        "Reproduce": made.get("command") or settings.shown_command("tune")}
     return {label: one_line(value) for label, value in facts.items() if value not in (None, "")}
 
 
@@ -312,4 +311,4 @@ def _origin(settings: Settings, story: Story, record: TrialRecord, entry: Tested
         "energy_assumed": entry.energy.assumed if entry else None,
         "limits": {limit.name: limit.limit for limit in story.limits},
         "limit_ratios": entry.ratios if entry else {}, "identity": story.identity, "provenance": story.provenance,
-        "reproduce": story.provenance.get("command") or command_line(settings, "tune")}
+        "reproduce": story.provenance.get("command") or settings.shown_command("tune")}

@@ -194,11 +194,11 @@ def interval_text(low: float | None, high: float | None) -> str:
 
 def neighbour_words(story: Story) -> str:
     """Trials measured side by side and the effect on the baseline; "" where everything ran alone."""
-    from autotune.tuning.interference import sentence
+    from autotune.tuning.confirm import interference_text
 
     beside = sum(bool(r.launch.neighbours) for r in story.records if not r.confirm)
     if not beside:
         return ""
-    effect = sentence(dict(story.neighbours)) if story.neighbours else \
+    effect = interference_text(dict(story.neighbours)) if story.neighbours else \
         "what that does to the baseline was not measured (parallel.check)"
     return f"{count(beside, 'trial', 'trials')} ran beside others, for screening only: {effect}."

@@ -1,4 +1,4 @@
-"""The tuning loop and everything that launches servers around it: confirmation, interference, isolation, the matrix."""
+"""The tuning loop and everything that launches servers around it: confirmation, isolation, the matrix."""
 
 from __future__ import annotations
 

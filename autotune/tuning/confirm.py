@@ -1,21 +1,26 @@
-"""Confirmation on real launches: finalists and baseline in interleaved blocks, each block a launch of its own.
+"""Trials beside the search: confirmation of the finalists, and interference between launches side by side.
 
-Blocks are trials with the attribute `confirm`; the decision is the study's attribute `confirmation`. Stored blocks are
-replayed, so an interruption loses one block at most. The statistics are in measure/finalists.py.
+Finalists and baseline are launched in interleaved blocks; the decision is the study's attribute `confirmation`. Stored
+blocks are replayed, so an interruption loses one block at most. The statistics are in measure/finalists.py. For
+interference (attribute `neighbours`), the baseline runs alone and with neighbours of its kind. No search learns from
+these trials: they carry the attribute `confirm`.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 from collections.abc import Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from autotune.config.settings import ConfirmationSettings
+from autotune.executors.parallel import ParallelExecutor
 from autotune.measure.finalists import Confirmation, ConfirmSettings, Decision
 from autotune.records import Config, UsageError, config_key
 from autotune.space.space import Space
 from autotune.storage.schema import CorruptStudy
-from autotune.storage.trial import TrialRecord
+from autotune.storage.trial import ALONE, BESIDE, TrialRecord
 from autotune.tuning.loop import Tuner
 
 REPEATS = 2  # further launches for a block whose window must not be compared
@@ -112,3 +117,57 @@ def as_attr(decision: Decision, plan: dict[str, Config], records: Sequence[Trial
                       for key, g in decision.gains.items()},
         "configurations": plan, "values": blocks,
     }
+
+
+def check_interference(tuner: Tuner, executor: ParallelExecutor) -> dict[str, Any] | None:
+    """Measure interference once a study: the baseline alone, as many as fit side by side, alone again.
+
+    None: nothing fits beside the baseline, or it only crashed.
+    """
+    space, study = tuner.study.space, tuner.study
+    many = min(executor.capacity, len(executor.layout.units) // executor.units(space.split(space.baseline)[0]))
+    known = study.attrs().get("neighbours")
+    if known is not None and known["count"] == many - 1:
+        return dict(known)
+    own = [r for r in study.records() if config_key(r.config) == config_key(space.baseline) and r.state != "FAIL"]
+    if own and all(r.crashed for r in own):
+        return None
+    if many < 2:
+        tuner.listener.note("the baseline takes all of this host: nothing was measured beside it")
+        return None
+
+    def measure(kind: str) -> TrialRecord:
+        return tuner.measure(dict(space.baseline), "what neighbours do to the baseline", confirm=kind)
+
+    tuner.listener.note(f"the baseline alone, with {many - 1} of its kind beside it, and alone again")
+    alone = [measure(ALONE)]
+    with executor.together(many), concurrent.futures.ThreadPoolExecutor(many, "beside") as pool:
+        beside = list(pool.map(measure, [BESIDE] * many))
+    alone.append(measure(ALONE))
+    found = interference(alone, beside, many - 1)
+    study.set_attr("neighbours", found)
+    tuner.listener.note(interference_text(found))
+    return found
+
+
+def interference(alone: Sequence[TrialRecord], beside: Sequence[TrialRecord], count: int) -> dict[str, Any]:
+    """Plain data: values of both kinds, the trials, the relative `change` by `count` neighbours (None when either kind
+    has no value), and the relative difference of the values alone."""
+    values = {kind: [r.value for r in records if r.state == "COMPLETE" and r.value is not None and r.value > 0]
+              for kind, records in ((ALONE, alone), (BESIDE, beside))}
+    means = [geometric_mean(values[kind]) for kind in (ALONE, BESIDE) if values[kind]]
+    change = means[1] / means[0] - 1 if len(means) == 2 else None
+    apart = max(values[ALONE]) / min(values[ALONE]) - 1 if len(values[ALONE]) > 1 else None
+    return {"count": count, **values, "change": change, "alone_apart": apart,
+            "trials": [r.number for r in (*alone, *beside)]}
+
+
+def interference_text(found: dict[str, Any]) -> str:
+    """The measured interference for people."""
+    count = found["count"]
+    neighbours = f"{count} neighbour{'s' if count > 1 else ''}"
+    if found["change"] is None:
+        return f"the effect of {neighbours} on the baseline is not known: it could not be measured"
+    less = "less" if found["change"] < 0 else "more"
+    apart = "" if found["alone_apart"] is None else f" (two measurements alone are {found['alone_apart']:.1%} apart)"
+    return f"with {neighbours} of its kind the baseline is worth {abs(found['change']):.1%} {less} than alone{apart}"

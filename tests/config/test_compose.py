@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from autotune.cli import check as checklist
+from autotune.cli import output as checklist
 from autotune.config import compose
-from autotune.config import identity as origin
+from autotune.config import settings as origin
 from autotune.config.compose import load, space_files
 from autotune.engine.spec import EngineSpec
 from autotune.executors import preflight
@@ -268,11 +268,9 @@ def test_a_version_that_is_given_does_not_hide_that_the_engine_is_missing() -> N
 
 
 def test_the_command_line_is_shown_without_its_secrets_and_otherwise_whole() -> None:
-    from autotune.config.identity import command_line
-
     settings = load(["+space=local", "+engine.env.HF_TOKEN=canary1", "study.storage='postgresql://u:canary/2@h/db'",
                      "engine.args=[[--host,'{host}',--port,'{port}'],[--api-key,canary3]]", "study.launches=3"])
-    shown = command_line(settings, "tune")
+    shown = settings.shown_command("tune")
     assert "canary" not in shown and "canary3" in settings.redactor.values
     assert "+engine.env.HF_TOKEN=[redacted]" in shown and "study.launches=3" in shown
     assert "postgresql://[redacted]@h/db" in shown and "--api-key,[redacted]" in shown and "{port}" in shown
@@ -284,7 +282,7 @@ def test_no_text_of_a_space_passes_for_a_line_of_check(tmp_path: pathlib.Path) -
         'defaults: [local, _self_]\nname: mine\ndescribe: "good\\n\\ncommand of the baseline:\\n  echo harmless"\n'
         'params: {nvls: {choices: [false, "x\\nthe baseline can run here."]}}\n')
     settings = load(["+space=mine"], [str(tmp_path)])
-    lines = checklist.shown(preflight.check(settings), settings).splitlines()
+    lines = checklist.check_report(preflight.check(settings), settings).splitlines()
     assert lines.count("command of the baseline:") == 1 and lines.count("the baseline can run here.") <= 1
     assert lines[0] == "space    mine: good command of the baseline: echo harmless"
     assert any(r"x\nthe baseline can run here." in line for line in lines)

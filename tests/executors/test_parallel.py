@@ -29,7 +29,7 @@ from autotune.records import HostCannotRun, UsageError, Value
 from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
 from autotune.storage.trial import TrialRecord
-from autotune.tuning import interference
+from autotune.tuning.confirm import check_interference, interference, interference_text
 from tests.executors.test_conformance import two_groups, wait_for
 from tests.power.test_nvml import library, run_with
 from tests.tuning.test_loop import ROOT, make_settings, tuner
@@ -258,24 +258,24 @@ def test_waiting_for_free_units_is_not_charged_to_the_configuration(tmp_path: pa
 
 def test_interference_is_measured_once(tmp_path: pathlib.Path) -> None:
     made, host = slotted(tmp_path, [{}])
-    told = interference.check(made, host)
+    told = check_interference(made, host)
     assert told is not None and told["count"] == 1 and len(told["alone"]) == len(told["beside"]) == 2
-    assert told["change"] is not None and "1 neighbour of its kind" in interference.sentence(told)
+    assert told["change"] is not None and "1 neighbour of its kind" in interference_text(told)
     found = made.study.records()
     assert [r.confirm for r in found] == ["alone", "beside", "beside", "alone"]
     assert [r.launch.neighbours for r in found] == [0, 1, 1, 0]
-    assert made.study.attrs()["neighbours"] == told and interference.check(made, host) == told
+    assert made.study.attrs()["neighbours"] == told and check_interference(made, host) == told
     assert len(made.study.records()) == 4 and made.strategy.told == []  # no search learns from them
 
 
 def test_the_effect_of_neighbours_in_words() -> None:
     crashed = TrialRecord(0, "PRUNED", {}, None)
-    told = interference.result([crashed, crashed], [crashed], 3)
-    assert told["change"] is None and "could not be measured" in interference.sentence(told)
+    told = interference([crashed, crashed], [crashed], 3)
+    assert told["change"] is None and "could not be measured" in interference_text(told)
     fine = [TrialRecord(i, "COMPLETE", {}, value) for i, value in enumerate((1.0, 1.02, 0.9))]
-    told = interference.result(fine[:2], fine[2:], 1)
+    told = interference(fine[:2], fine[2:], 1)
     assert told["change"] == pytest.approx(0.9 / 1.02 ** 0.5 - 1)
-    assert "10.9% less than alone (two measurements alone are 2.0% apart)" in interference.sentence(told)
+    assert "10.9% less than alone (two measurements alone are 2.0% apart)" in interference_text(told)
 
 
 @pytest.mark.slow

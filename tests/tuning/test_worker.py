@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from autotune.config.identity import devices
+from autotune.config.settings import devices
 from autotune.engine.gpus import Gpu
 from autotune.engine.orphans import start_time
 from autotune.executors.topology import locked
