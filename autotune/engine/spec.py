@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Meta
 
 from autotune.engine.stages import Pattern, StageMark, compiled, stage_of
-from autotune.loadgen.spec import MetricNames
+from autotune.loadgen.wire_formats import Api
+from autotune.loadgen.workload import MetricNames
 from autotune.records import Stage, UsageError, Value
 from autotune.space.constraints import Rule, RuleFile, WrittenRule
 from autotune.space.constraints import text as text
@@ -91,7 +92,7 @@ class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The protocol of completions. `continuous_usage`: the server can put token counts into every streamed chunk."""
 
-    api: Literal["openai_completions", "sglang_generate"] = "openai_completions"
+    api: Api = "openai_completions"
     model: str | None = None
     continuous_usage: bool = False
 
