@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from autotune.config.settings import ConfirmationSettings
 from autotune.executors.parallel import ParallelExecutor
 from autotune.measure.finalists import Confirmation, ConfirmSettings, Decision
 from autotune.records import Config, UsageError, config_key
@@ -47,7 +46,7 @@ def finalists(space: Space, records: Sequence[TrialRecord], count: int) -> list[
     return [(first[key].number, first[key].config) for key in better[:count]]
 
 
-def confirm(tuner: Tuner, settings: ConfirmationSettings) -> Decision | None:
+def confirm(tuner: Tuner, settings: ConfirmSettings) -> Decision | None:
     """Decide between the baseline and the finalists; None without finalists."""
     study = tuner.study
     records = study.records()
@@ -55,8 +54,7 @@ def confirm(tuner: Tuner, settings: ConfirmationSettings) -> Decision | None:
     plan = _plan(tuner, records, searched, settings.finalists)
     if plan is None:
         return None
-    rules = ConfirmSettings(settings.alpha, settings.min_rounds, settings.max_rounds, settings.worth)
-    state = Confirmation("baseline", [key for key in plan if key != "baseline"], rules)
+    state = Confirmation("baseline", [key for key in plan if key != "baseline"], settings)
     state.replay([(str(r.confirm), r.value if r.feasible else None) for r in records
                   if r.start.confirm_after == searched and r.state in ("COMPLETE", "PRUNED")
                   and not _disturbed(r)])
