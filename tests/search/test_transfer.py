@@ -77,6 +77,7 @@ def test_a_missing_broken_or_useless_warm_start_is_refused_before_anything_runs(
     (tmp_path / "study.db").write_text("no database")
     for source, strategy, said in (
             (tmp_path / "nowhere", "autotune", "study.warm_start: no study in"),
-            (tmp_path, "autotune", "cannot be read"), (tmp_path, "tpe", "study.strategy=tpe learns nothing from study.warm_start")):
+            (tmp_path, "autotune", "cannot be read"),
+            (tmp_path, "tpe", "study.strategy=tpe learns nothing from study.warm_start")):
         with pytest.raises(UsageError, match=said):
             make_strategy(load(["+space=b300", f"study.strategy={strategy}", f"study.warm_start=[{source}]"]))
