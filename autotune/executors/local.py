@@ -1,10 +1,4 @@
-"""Launches on this host, one at a time: a server part becomes a running server, a load part a measurement.
-
-    executor = LocalExecutor(settings)
-    executor.preflight()
-    with executor.launch(server_part, folder, progress) as server:
-        outcome = server.crash or server.measure({"concurrency": 8}, 3)
-"""
+"""Launches on this host, one at a time: a server part becomes a running server, a load part a measurement."""
 
 from __future__ import annotations
 
