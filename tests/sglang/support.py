@@ -15,6 +15,7 @@ from autotune.engine.spec import EngineSpec
 from autotune.executors import preflight
 from autotune.records import Config, Value
 from autotune.space.space import Space
+from tests.space.configurations import servers
 
 VERSIONS = ("0.5.16", "0.5.23")
 VARIANTS = ("sglang_ddtree_pr29907", "sglang_ddtree_pr27509", "sglang_ddtree_rancy", "sglang_ddtree_dbguo",
@@ -103,7 +104,7 @@ def pairwise(space: Space) -> list[dict[str, Value]]:
         return set(itertools.combinations(chosen, 2))
 
     baseline = space.split(space.baseline)[0]
-    left = [(config, pairs(config)) for config in space.servers()]
+    left = [(config, pairs(config)) for config in servers(space)]
     missing: set[tuple[tuple[str, str], ...]] = set().union(*(found for _, found in left))
     picked = [baseline]
     missing -= pairs(baseline)
