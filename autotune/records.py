@@ -216,7 +216,7 @@ def _ratio(of: float | None, by: float | None) -> float | None:
 
 def config_key(config: Config) -> str:
     """A canonical text for a configuration, independent of the order of its choices."""
-    return json.dumps(dict(sorted(config.items())), sort_keys=True, separators=(",", ":"))
+    return json.dumps(dict(config), sort_keys=True, separators=(",", ":"))
 
 
 def canonical(value: object) -> str:

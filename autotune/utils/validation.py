@@ -119,7 +119,9 @@ def _line(message: str, raw: Any, kind: Any, where: str, typed: bool) -> str:
         quote = "" if isinstance(wrong, str) else " (quote it: YAML reads it as another type)"
         return f"{here}: the name {shown(wrong)} must be {_wanted(hint, typed)}{quote}"
     if what.startswith(("Expected ", "Invalid ")):
-        return f"{here or 'the value'} must be {_wanted(hint, typed)}, not {shown(raw)}" + (_as_list(here, hint) if typed else "")
+        listed = typed and any(typing.get_origin(arm) is list for arm in _arms(hint))
+        remedy = f": write {here}=[A,B]" if listed else ""
+        return f"{here or 'the value'} must be {_wanted(hint, typed)}, not {shown(raw)}{remedy}"
     return f"{here}: {what}"
 
 
@@ -177,10 +179,6 @@ def _words(hint: Any) -> list[str]:
     if origin is typing.Literal:
         return [f"one of {', '.join(map(str, args))}"]
     return [WORDS.get(hint, "a list" if origin in (list, tuple) else "a mapping")]
-
-
-def _as_list(here: str, hint: Any) -> str:
-    return f": write {here}=[A,B]" if any(typing.get_origin(arm) is list for arm in _arms(hint)) else ""
 
 
 def _typed(raw: Any, hint: Any, where: str) -> Any:
