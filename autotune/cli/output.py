@@ -196,8 +196,8 @@ def check_report(report: Preflight, settings: Settings, side_by_side: int = 1, l
     for param in settings.space.params:
         lines.append(f"  {param.name}" + (" (load, changed on a live server)" if param.load else ""))
         for value in param.choices:
-            found = next((c.problems for c in report.choices if (c.param, c.value) == (param.name, value)), ())
-            state = "; ".join(found) or ("ok" if param.load or not report.problems else "once the above is mended")
+            found = "; ".join(report.choices.get((param.name, value), ()))
+            state = found or ("ok" if param.load or not report.problems else "once the above is mended")
             lines.append(f"    {text(value):24} {state}")
     if settings.space.rules:
         lines += ["", "never launched together:"]

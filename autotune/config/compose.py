@@ -23,7 +23,7 @@ from autotune.engine.host import engine_version
 from autotune.engine.spec import EngineSpec
 from autotune.measure.limits import Limits
 from autotune.measure.objective import Objective
-from autotune.power.registry import check_source
+from autotune.power import check_source
 from autotune.records import UsageError
 from autotune.space.space import OVERLAYS, Space
 from autotune.utils.redact import HIDDEN, Redactor

@@ -23,10 +23,10 @@ from autotune.engine.gpus import Gpu, Gpus
 from autotune.engine.host import cpu_name, engine_version
 from autotune.engine.server import ServerSettings
 from autotune.engine.spec import EngineSpec
+from autotune.loadgen.workload import WorkloadSettings
 from autotune.measure.correctness import AgreementSettings
 from autotune.measure.finalists import ConfirmSettings
 from autotune.measure.objective import Objective
-from autotune.measure.workload import WorkloadSettings
 from autotune.power.meter import PowerSettings
 from autotune.records import UsageError, canonical, digest
 from autotune.space.constraints import Rule
@@ -45,13 +45,6 @@ OF_VERBS: dict[str, tuple[str, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ConfirmationSettings(ConfirmSettings):
-    """conf/study: the re-launches of finalists before the verdict. 0 finalists: no confirmation."""
-
-    finalists: Count
-
-
-@dataclasses.dataclass(frozen=True)
 class StudySettings:
     """conf/study: the search strategy, its budget, and the study's storage."""
 
@@ -64,7 +57,7 @@ class StudySettings:
     trials: AtLeastOne | None
     hours: Positive | None
     min_gain: Annotated[float, Meta(ge=0, lt=1, description="a share between 0 and 1")]
-    confirm: ConfirmationSettings
+    confirm: ConfirmSettings
     warm_start: list[str]
     isolate: Count  # launches
     lost_after_s: Annotated[float, Meta(ge=2, description="a time of 2 s or more")]

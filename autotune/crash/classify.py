@@ -5,7 +5,6 @@ The first cause wins over its echoes. rules.yaml holds the known failures; this 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import pathlib
@@ -39,35 +38,30 @@ def classify(log: bytes | str | pathlib.Path, *, stage: Stage | None = None, exi
     text = clean(data)
     if detail:
         text = Log.of([*text.lines, Line(detail)])
-    return _Reading(text, rules.load(), stage, exit_status, after_s, timed_out, evidence, detail).crash()
+    return _Reading(text, stage, exit_status, after_s, timed_out, evidence, detail).crash()
 
 
-@dataclasses.dataclass
 class _Reading:
     """Classification of one log."""
 
-    log: Log
-    table: rules.Table
-    given: Stage | None
-    exit_status: int | None
-    after_s: float | None
-    timed_out: bool
-    evidence: HostEvidence | None
-    detail: str
-
-    def __post_init__(self) -> None:
-        self.text = self.table.without_advice(self.log.lower)
-        self.blocks = tracebacks(self.log.lines)
+    def __init__(self, log: Log, given: Stage | None, exit_status: int | None, after_s: float | None, timed_out: bool,
+                 evidence: HostEvidence | None, detail: str) -> None:
+        self.log, self.table, self.blocks = log, rules.load(), tracebacks(log.lines)
+        self.given, self.exit_status, self.after_s, self.timed_out = given, exit_status, after_s, timed_out
+        self.evidence, self.detail = evidence, detail
+        self.text = self.table.without_advice(log.lower)
         progress = next((stage for stage, pattern in self.table.markers if pattern.search(self.text)), None)
         if progress is Stage.WARMUP and "application startup complete" in self.text and "vllm" in self.text:
             progress = Stage.SERVING  # vLLM warms up before this line, SGLang after it
-        self.progress, self.reached = progress, self.given or progress
+        self.progress, self.reached = progress, given or progress
         self.stage_at = functools.cache(self._stage_at)
 
     def crash(self) -> Crash:
         found = self.table.find(self.log, self.blocks, self.stage_at)
         exception = self._exception()
-        if (found is None or found.tier >= rules.SYMPTOM) and self._kernel_killed():
+        killed = signal_of(self.exit_status) in (9, None) and self.exit_status != 0
+        if killed and self.evidence is not None and self.evidence.oom_killed and (
+                found is None or found.tier >= rules.SYMPTOM):
             return self._silent("host_oom_killed")
         restating = ("watchdog_hang", "http_server_error") if self.timed_out else ()
         if found is not None and found.tier < rules.ECHO and found.rule.category not in restating:
@@ -85,7 +79,7 @@ class _Reading:
     def _known(self, found: rules.Found) -> Crash:
         """Crash of a rule that matches."""
         stage = self.stage_at(found.line) or found.rule.stage or Stage.LOAD
-        block = self._block_at(found.line)
+        block = next(iter(self._inside(found.line)), None)
         if block is not None and block.at == found.line:
             kind, message, frames = block.type, block.message or block.code, block.frames
         else:
@@ -122,11 +116,6 @@ class _Reading:
                      excerpt=Redactor.from_command((), os.environ).text(excerpt), explanation=rule.explanation,
                      next_step=rule.next_step, exit_status=self.exit_status, after_s=self.after_s)
 
-    def _kernel_killed(self) -> bool:
-        """True if the kernel killed the server for memory: status SIGKILL or unknown, and an out-of-memory kill."""
-        sigkill = signal_of(self.exit_status) in (9, None) and self.exit_status != 0
-        return self.evidence is not None and self.evidence.oom_killed and sigkill
-
     def _exception(self) -> Block | None:
         """The first exception, with frames if possible, that is no warning and not about another process."""
         own = [b for b in self.blocks if b.at is not None and self.log.lines[b.at].level not in ("info", "warning")
@@ -137,8 +126,7 @@ class _Reading:
         """Stage of a failure: that of its traceback's code, else the progress of the start."""
         if self.given is not None:
             return self.given
-        near = [*sorted((b for b in self.blocks if b.first <= line <= b.last), key=lambda b: b.last - b.first),
-                *(b for b in self.blocks if line < b.first <= line + AFTER),  # also chained ones
+        near = [*self._inside(line), *(b for b in self.blocks if line < b.first <= line + AFTER),  # also chained ones
                 *(b for b in reversed(self.blocks) if line - BEFORE <= b.last < line)]
         doing = next((stage for block in near if (stage := self._doing(block)) is not None), None)
         if doing is Stage.SERVING and self.reached is Stage.WARMUP:
@@ -149,9 +137,9 @@ class _Reading:
         text = "\n".join(f"{file} {function}" for file, function in block.frames).lower()
         return next((stage for stage, pattern in self.table.frames if pattern.search(text)), None)
 
-    def _block_at(self, line: int) -> Block | None:
-        inside = (b for b in self.blocks if b.first <= line <= b.last)
-        return min(inside, key=lambda b: b.last - b.first, default=None)
+    def _inside(self, line: int) -> list[Block]:
+        """Tracebacks around a line, the smallest first."""
+        return sorted((b for b in self.blocks if b.first <= line <= b.last), key=lambda b: b.last - b.first)
 
     def _excerpt(self, line: int, block: Block | None) -> str:
         """Lines that show the cause: the end of its traceback, or the lines around it."""

@@ -21,19 +21,14 @@ BY_SIGNAL: dict[int, str] = {signal.SIGKILL: "killed", signal.SIGSEGV: "segfault
 
 def signal_of(exit_status: int | None) -> int | None:
     """Signal that ended a process (negative status, or a shell's 128 + signal); None otherwise."""
-    if exit_status is None:
+    if exit_status is None or 0 <= exit_status <= 128 or exit_status > 128 + signal.NSIG:
         return None
-    if exit_status < 0:
-        return -exit_status
-    return exit_status - 128 if 128 < exit_status <= 128 + signal.NSIG else None
+    return -exit_status if exit_status < 0 else exit_status - 128
 
 
 def signal_name(number: int) -> str:
     """Name of a signal: SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def silent_category(exit_status: int | None, stage: Stage | None, evidence: HostEvidence | None, empty: bool,

@@ -5,10 +5,9 @@
         search.tell(launch(probe))          # True: worked, False: the same crash, None: another outcome
     search.result.choices                   # {"nvls": True, "tp": 8}
 
-Delta debugging by bisection of prefixes (Zeller and Hildebrandt 2002; the prefix form as in Junker's QuickXplain,
-2004): k guilty choices among n differing ones cost about k * (log2 n + 1) launches, fewer with known outcomes.
-Known outcomes decide a probe without a launch: a subset of choices that worked together works, and a superset of
-choices that crashed crashes.
+Delta debugging by bisection of prefixes (as in Junker's QuickXplain, 2004): k guilty choices among n differing ones
+cost about k * (log2 n + 1) launches. Known outcomes decide a probe without a launch: a subset of choices that worked
+together works, and a superset of choices that crashed crashes.
 """
 
 from __future__ import annotations
@@ -156,7 +155,6 @@ class Isolation:
     def _guilty(self, config: Config) -> frozenset[str]:
         """Parameters with the same choice as the crashing configuration."""
         return frozenset(n for n in self.names if _same(config, self.crashing, n))
-
 
 
 def suspects(crash: Crash, flags: Mapping[str, Sequence[str]]) -> list[str]:

@@ -1,8 +1,5 @@
 """The known failures (rules.yaml), compiled, and their search in a log.
 
-    table = load()
-    found = table.find(log, blocks, stage_at)      # a Found, or None
-
 Every rule has a tier: cause, generic, symptom or echo. The lowest tier wins, then the earliest line, then the earlier
 rule. Warnings, and matches of a strict rule outside an error statement, come after all tiers and count in the last
 lines only. Advice and fall-backs never count.
@@ -66,7 +63,9 @@ class Table(NamedTuple):
     def find(self, log: Log, blocks: Sequence[Block], stage_at: Callable[[int], Stage | None]) -> Found | None:
         """The rule that explains the log; `stage_at(line)` gives the stage that the log implies at a line."""
         text = self.without_advice(log.lower)
-        errors = _errors(log, blocks)
+        # lines that state an error: exceptions with their messages, lines of error level or with an error word
+        errors = {i for block in blocks if block.at is not None for i in range(block.at, block.last + 1)}
+        errors |= {i for i, line in enumerate(log.lines) if line.level == "error" or STATES_ERROR.search(line.text)}
         best, chosen = (ASIDE, len(log.lines)), None
         for rule in self.rules:
             if rule.tier <= best[0] and (hits := list(self._hits(rule, log, text, blocks, errors, stage_at))):
@@ -86,7 +85,7 @@ class Table(NamedTuple):
             text = pattern.sub(lambda match: re.sub(r"[^\n]", "\0", match[0]), text)
         return text
 
-    def _hits(self, rule: Rule, log: Log, text: str, blocks: Sequence[Block], errors: frozenset[int],
+    def _hits(self, rule: Rule, log: Log, text: str, blocks: Sequence[Block], errors: set[int],
               stage_at: Callable[[int], Stage | None]) -> Iterator[Found]:
         for pattern in rule.patterns:
             for count, match in enumerate(pattern.finditer(text)):
@@ -116,13 +115,6 @@ def _fits(rule: Rule, log: Log, text: str, line: int, blocks: Sequence[Block]) -
         return False
     whole = "".join(log.part(text, block.first, block.last + 1) for block in inside)
     return all(p.search(whole) for p in rule.within)
-
-
-def _errors(log: Log, blocks: Sequence[Block]) -> frozenset[int]:
-    """Lines that state an error: exceptions with their messages, lines of error level or with an error word."""
-    raised = {i for block in blocks if block.at is not None for i in range(block.at, block.last + 1)}
-    return frozenset(raised | {i for i, line in enumerate(log.lines)
-                               if line.level == "error" or STATES_ERROR.search(line.text)})
 
 
 @functools.cache

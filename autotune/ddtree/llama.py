@@ -2,14 +2,9 @@
 
     python -m autotune.ddtree.llama models/py-target models/py-draft --minutes 3
 
-For engines that draft with a model of its own, such as vLLM. The target is converted exactly, nothing is trained: its
-layer norms become RMS norms because everything written to the residual stream is centred (subtracting the mean from a
-centred vector changes nothing), and its rotary pairs are reordered from neighbours to halves. The draft is a decoder of
-the same kind with fewer layers, taught on the CPU by the target's distributions over source text and over what the
-target wrote itself.
-
-`--idle-layers N` appends N layers to the target that add nothing to its residual stream: the same text at the cost of a
-deeper model.
+For engines that draft with a model of its own, such as vLLM. The target is converted exactly: everything written to the
+residual stream is centred, so that its layer norms become RMS norms, and its rotary pairs are reordered from neighbours
+to halves. The draft is a decoder of the same kind with fewer layers, taught on the CPU by the target's distributions.
 """
 
 from __future__ import annotations

@@ -223,29 +223,21 @@ def shard(tensors: Mapping[str, Tensor], shape: Shape, rank: int, size: int) -> 
     return {name: cut(name, tensor).contiguous() for name, tensor in tensors.items()}
 
 
-def parameter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Name and size of every tensor of a target and its draft; `target.3.qkv` is in the target's fourth layer."""
-    width = shape.width
-
-    def layer(prefix: str, hidden: int) -> dict[str, tuple[int, ...]]:
-        sizes: dict[str, tuple[int, ...]] = {"norm1": (width,), "qkv": (3 * width, width), "out": (width, width),
-                                             "norm2": (width,), "gate_up": (2 * hidden, width), "down": (width, hidden)}
-        return {f"{prefix}.{name}": size for name, size in sizes.items()}
-
-    sizes: dict[str, tuple[int, ...]] = {"embedding": (shape.vocab_size, width), "norm": (width,)}
-    for index in range(shape.layers):
-        sizes |= layer(f"target.{index}", shape.hidden)
-    for index in range(shape.draft_layers):
-        sizes |= layer(f"draft.{index}", shape.draft_hidden)
-    return sizes | {"draft.join": (width, len(shape.taps) * width), "draft.join_norm": (width,),
-                    "draft.masks": (shape.block, width), "draft.norm": (width,)}
-
-
 def initial(shape: Shape, device: torch.device) -> dict[str, Tensor]:
-    """Random tensors to begin a training with; the same every time."""
+    """Random tensors to begin a training with, the same every time; `target.3.qkv` is in the target's fourth layer."""
+    width = shape.width
+    sizes: dict[str, tuple[int, ...]] = {"embedding": (shape.vocab_size, width), "norm": (width,)}
+    for part, layers, hidden in (("target", shape.layers, shape.hidden),
+                                 ("draft", shape.draft_layers, shape.draft_hidden)):
+        for index in range(layers):
+            layer = {"norm1": (width,), "qkv": (3 * width, width), "out": (width, width), "norm2": (width,),
+                     "gate_up": (2 * hidden, width), "down": (width, hidden)}
+            sizes |= {f"{part}.{index}.{name}": size for name, size in layer.items()}
+    sizes |= {"draft.join": (width, len(shape.taps) * width), "draft.join_norm": (width,),
+              "draft.masks": (shape.block, width), "draft.norm": (width,)}
     torch.manual_seed(0)
     tensors = {}
-    for name, size in parameter_shapes(shape).items():
+    for name, size in sizes.items():
         deep = (2 * shape.layers) ** -0.5 if name.endswith((".out", ".down")) else 1.0
         spread = 0.04 if name in ("embedding", "draft.masks") else 0.8 * deep / size[-1] ** 0.5
         tensors[name] = (torch.ones(size) if len(size) == 1 else torch.randn(size) * spread).to(device)

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,16 +24,11 @@ log = logging.getLogger("ddtree")
 Step = tuple[list[int], str | None, int]  # tokens, why it ended, verify steps so far
 
 
-@dataclass(slots=True)
-class Counters:
-    """Since the start: tokens and steps; now: requests."""
-
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    verify_steps: int = 0
-    accepted_tokens: int = 0
-    running: int = 0
-    waiting: int = 0
+# Metrics of a replica and their help texts; a name in `_total` counts since the start. A worker reports the last four.
+METRICS = {"prompt_tokens_total": "Prompt tokens taken.", "generation_tokens_total": "Output tokens made.",
+           "spec_verify_steps_total": "Trees verified, one a running request and step.",
+           "spec_accepted_tokens_total": "Draft tokens accepted.",
+           "num_running_reqs": "Requests in the batch.", "num_queue_reqs": "Requests that wait for a slot."}
 
 
 class Replica:
@@ -44,7 +39,7 @@ class Replica:
     def __init__(self, arguments: Arguments, dp_rank: int, on_death: Callable[[str], None]) -> None:
         self.ranks = start_replica(arguments, dp_rank)
         self.leader = self.ranks[0].pipe
-        self.counters = Counters()
+        self.metrics = dict.fromkeys(METRICS, 0)
         self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.queues: dict[int, asyncio.Queue[Step]] = {}
         self.on_death = on_death
@@ -54,7 +49,7 @@ class Replica:
     def submit(self, number: int, prompt: list[int], *settings: Any) -> asyncio.Queue[Step]:
         """Sends a request; settings are the other fields of `engine.Request` in order."""
         queue = self.queues[number] = asyncio.Queue()
-        self.counters.prompt_tokens += len(prompt)
+        self.metrics["prompt_tokens_total"] += len(prompt)
         self.leader.send(("add", number, prompt, *settings))
         return queue
 
@@ -79,14 +74,13 @@ class Replica:
             self.close()
             self.on_death(rank.name)
 
-    def _take(self, kind: str, content: Any, gauges: tuple[int, int, int, int] = (0, 0, 0, 0)) -> None:
+    def _take(self, kind: str, content: Any, reported: tuple[int, ...] = ()) -> None:
         if kind == "ready":
             self.ready.set_result(content)
             return
-        counters = self.counters
-        counters.running, counters.waiting, counters.verify_steps, counters.accepted_tokens = gauges
+        self.metrics |= zip([*METRICS][2:], reported, strict=True)
         for number, tokens, finish, verify_steps in content:
-            counters.generation_tokens += len(tokens)
+            self.metrics["generation_tokens_total"] += len(tokens)
             if queue := self.queues.get(number):
                 queue.put_nowait((tokens, finish, verify_steps))
 

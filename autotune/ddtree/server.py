@@ -10,14 +10,16 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
+import msgspec
 from aiohttp import web
+from msgspec import Meta
 from tokenizers import Tokenizer
 
 from autotune.ddtree import __version__
 from autotune.ddtree.arguments import Arguments, Shape
-from autotune.ddtree.replica import Counters, Replica, Step, stop
+from autotune.ddtree.replica import METRICS, Replica, Step, stop
 
 log = logging.getLogger("ddtree")
 
@@ -31,55 +33,42 @@ class BadRequest(ValueError):
     """A request that cannot be served; the text is the reason."""
 
 
-class Ask(NamedTuple):
-    """One completion request, checked."""
+class StreamOptions(msgspec.Struct, frozen=True):
+    """The usage in the last event of a stream, or in every event."""
 
-    prompt: list[int]
-    max_tokens: int
-    temperature: float
-    seed: int | None
-    ignore_eos: bool
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
-def _typed(body: dict[str, Any], name: str, kinds: type | tuple[type, ...], default: Any) -> Any:
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-        raise BadRequest(f"{name} has the wrong type: {type(value).__name__}")
-    return value
+class Ask(msgspec.Struct):
+    """One completion request."""
+
+    prompt: str | Annotated[list[int], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=1)] = 16
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
+    seed: int | None = None
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
 
 
-def read_ask(body: Any, tokenizer: Tokenizer, arguments: Arguments, shape: Shape) -> Ask:
-    """Checks a request's JSON. Raises BadRequest."""
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
-    for name, harmless in NEUTRAL.items():
-        if (value := body.get(name)) is not None and value not in harmless:
+def read_ask(body: bytes, tokenizer: Tokenizer, arguments: Arguments, shape: Shape) -> tuple[Ask, list[int]]:
+    """A request from its JSON, in which null stands for a default, and its prompt's tokens. Raises BadRequest."""
+    try:
+        given = {name: value for name, value in msgspec.json.decode(body, type=dict).items() if value is not None}
+        ask = msgspec.convert(given, Ask)
+    except msgspec.DecodeError as error:
+        raise BadRequest(str(error)) from error
+    for name in NEUTRAL.keys() & given:
+        if given[name] not in NEUTRAL[name]:
             raise BadRequest(f"{name} is not supported by this server")
-    prompt = body.get("prompt")
-    if isinstance(prompt, str):
-        prompt = tokenizer.encode(prompt).ids or [shape.eos]
-    if not isinstance(prompt, list) or not prompt or not all(type(token) is int for token in prompt):
-        raise BadRequest("prompt must be a string or a non-empty list of token numbers")
+    prompt = ask.prompt if isinstance(ask.prompt, list) else tokenizer.encode(ask.prompt).ids or [shape.eos]
     if not all(0 <= token < shape.vocab_size for token in prompt):
         raise BadRequest(f"prompt has token numbers outside the vocabulary of {shape.vocab_size}")
-    max_tokens = _typed(body, "max_tokens", int, 16)
-    if max_tokens < 1:
-        raise BadRequest("max_tokens must be at least 1")
-    if len(prompt) + max_tokens > arguments.context_length:
+    if len(prompt) + ask.max_tokens > arguments.context_length:
         raise BadRequest(f"this server's context length is {arguments.context_length} tokens, but the prompt has "
-                         f"{len(prompt)} and max_tokens is {max_tokens}")
-    temperature = float(_typed(body, "temperature", (int, float), 1.0))
-    if not 0 <= temperature <= 100:
-        raise BadRequest("temperature must be between 0 and 100")
-    options = _typed(body, "stream_options", dict, {})
-    return Ask(prompt, max_tokens, temperature, _typed(body, "seed", int, None),
-               _typed(body, "ignore_eos", bool, False), _typed(body, "stream", bool, False),
-               bool(options.get("include_usage")), bool(options.get("continuous_usage_stats")))
+                         f"{len(prompt)} and max_tokens is {ask.max_tokens}")
+    return ask, prompt
 
 
 def error(status: int, message: str, kind: str = "invalid_request_error") -> web.Response:
@@ -152,39 +141,29 @@ class Server:
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Counters and gauges in Prometheus' text form, summed over replicas."""
-        kinds = {
-            "prompt_tokens": ("counter", "prompt_tokens_total", "Prompt tokens taken."),
-            "generation_tokens": ("counter", "generation_tokens_total", "Output tokens made."),
-            "verify_steps": ("counter", "spec_verify_steps_total", "Trees verified, one a running request and step."),
-            "accepted_tokens": ("counter", "spec_accepted_tokens_total", "Draft tokens accepted."),
-            "running": ("gauge", "num_running_reqs", "Requests in the batch."),
-            "waiting": ("gauge", "num_queue_reqs", "Requests that wait for a slot."),
-        }
-        parts = [asdict(replica.counters) for replica in self.replicas] or [asdict(Counters())]
         lines = []
-        for field, (kind, name, text) in kinds.items():
-            value = sum(part[field] for part in parts)
-            lines += [f"# HELP ddtree:{name} {text}", f"# TYPE ddtree:{name} {kind}", f"ddtree:{name} {value}"]
+        for name, text in METRICS.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP ddtree:{name} {text}", f"# TYPE ddtree:{name} {kind}",
+                      f"ddtree:{name} {sum(replica.metrics[name] for replica in self.replicas)}"]
         return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         if not self.resolved:
             return error(503, "the server is not ready", "service_unavailable")
         try:
-            ask = read_ask(await request.json(), self.tokenizer, self.arguments, self.shape)
-        except json.JSONDecodeError as broken:
-            return error(400, f"the body is not JSON: {broken}")
+            ask, prompt = read_ask(await request.read(), self.tokenizer, self.arguments, self.shape)
         except BadRequest as bad:
             return error(400, str(bad))
-        answer = Answer(self, ask)
+        answer = Answer(self, ask, prompt)
         return await answer.stream(request) if ask.stream else web.json_response(await answer.whole())
 
 
 class Answer:
     """One completion on its way: from a replica's steps to JSON."""
 
-    def __init__(self, server: Server, ask: Ask) -> None:
-        self.server, self.ask = server, ask
+    def __init__(self, server: Server, ask: Ask, prompt: list[int]) -> None:
+        self.server, self.ask, self.prompt = server, ask, prompt
         self.unread: list[int] = []  # tokens of an unfinished character
         self.completion_tokens = self.verify_steps = 0
         self.head: dict[str, Any] = {}
@@ -192,10 +171,10 @@ class Answer:
     async def steps(self) -> AsyncGenerator[Step, None]:
         """The replica's steps. A client that leaves cancels this, and the request is aborted."""
         ask, server = self.ask, self.server
-        replica = min(server.replicas, key=lambda replica: (len(replica.queues), replica.counters.prompt_tokens))
+        replica = min(server.replicas, key=lambda each: (len(each.queues), each.metrics["prompt_tokens_total"]))
         number, finish = next(Replica.numbers), None
         seed = ask.seed if ask.seed is not None else hash((server.arguments.seed, number))
-        queue = replica.submit(number, ask.prompt, ask.max_tokens, ask.temperature, seed, ask.ignore_eos)
+        queue = replica.submit(number, self.prompt, ask.max_tokens, ask.temperature, seed, ask.ignore_eos)
         self.head = {"id": f"cmpl-{number}", "object": "text_completion", "created": int(time.time()),
                      "model": server.arguments.model}
         try:
@@ -216,7 +195,7 @@ class Answer:
         return text
 
     def usage(self) -> dict[str, int]:
-        prompt = len(self.ask.prompt)
+        prompt = len(self.prompt)
         return {"prompt_tokens": prompt, "completion_tokens": self.completion_tokens,
                 "total_tokens": prompt + self.completion_tokens}
 
@@ -242,16 +221,16 @@ class Answer:
     async def stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        ask = self.ask
+        options = self.ask.stream_options
         async with aclosing(self.steps()) as steps:
             async for tokens, finish, _ in steps:
                 chunk = {**self.head, "choices": self.choice(self.text(tokens, last=finish is not None), finish)}
-                if ask.include_usage:
-                    chunk["usage"] = self.usage() if ask.continuous_usage else None
+                if options.include_usage:
+                    chunk["usage"] = self.usage() if options.continuous_usage_stats else None
                 if finish:
                     chunk["meta_info"] = self.meta()
                 await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-        if ask.include_usage:
+        if options.include_usage:
             chunk = {**self.head, "choices": [], "usage": self.usage(), "meta_info": self.meta()}
             await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")

@@ -2,10 +2,10 @@
 
     python -m autotune.ddtree.train --out DIR --minutes 5 --device cuda
 
-Text: every .py file of a standard library; one file in 24, chosen by a hash of its path, is held out and seen by no
-stage but the last. Stages: a BPE tokenizer; the target by next-token loss, then rounded to what int8 will hold; the
-rounded target's own continuations of training text, greedy and sampled; the draft by cross-entropy with those
-tokens and with the target's distributions, its taps as input; acceptance lengths on the held-out files.
+Text: every .py file of a standard library; one file in 24, chosen by a hash of its path, is held out for the last
+stage. Stages: a BPE tokenizer; the target by next-token loss, then rounded to int8; the rounded target's own
+continuations of training text, greedy and sampled; the draft by cross-entropy with those tokens and with the target's
+distributions, its taps as input; acceptance lengths on the held-out files.
 """
 
 import argparse

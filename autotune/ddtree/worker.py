@@ -130,8 +130,8 @@ class Worker:
                     engine.abort(*values)
                 idle = False
             outputs = engine.step()
-            gauges = (len(engine.running), len(engine.waiting), engine.verify_steps, engine.accepted_tokens)
-            front.send(("step", [(o.id, o.tokens, o.finish, o.verify_steps) for o in outputs], gauges))
+            metrics = (engine.verify_steps, engine.accepted_tokens, len(engine.running), len(engine.waiting))
+            front.send(("step", [tuple(output) for output in outputs], metrics))
 
     def resolved(self) -> dict[str, Any]:
         """Settings as resolved on this device."""

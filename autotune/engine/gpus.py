@@ -68,10 +68,12 @@ def start_nvml() -> Any:
 
 @contextlib.contextmanager
 def session() -> Iterator[Any]:
-    """NVIDIA's binding within the block. Raises NoNvml."""
+    """NVIDIA's binding within the block. Raises NoNvml, also for an NVMLError in the block."""
     nvml = start_nvml()
     try:
         yield nvml
+    except nvml.NVMLError as error:
+        raise NoNvml(f"NVML does not answer: {error}") from error
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
@@ -81,13 +83,10 @@ def visible_gpus() -> Gpus:
     """All GPUs, limited to CUDA_VISIBLE_DEVICES when it is set. Never raises: `why_none` says what failed."""
     try:
         with session() as nvml:
-            try:
-                driver = str(nvml.nvmlSystemGetDriverVersion())
-                handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-                found = [Gpu(str(nvml.nvmlDeviceGetUUID(handle)), str(nvml.nvmlDeviceGetName(handle)),
-                             nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30) for handle in handles]
-            except nvml.NVMLError as error:
-                return Gpus((), None, f"NVML does not answer ({error})")
+            driver = str(nvml.nvmlSystemGetDriverVersion())
+            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            found = [Gpu(str(nvml.nvmlDeviceGetUUID(handle)), str(nvml.nvmlDeviceGetName(handle)),
+                         nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30) for handle in handles]
     except NoNvml as error:
         return Gpus((), None, f"no NVIDIA GPU is visible here ({error})")
     kept = chosen(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -153,10 +152,7 @@ def process_text(pid: int) -> str:
 
 
 def topology(gpus: Sequence[Gpu]) -> Topology:
-    """Topology of these GPUs. A distance unknown to NVML counts as far, an unknown affinity as all CPUs.
-
-    Raises NoNvml, or NVMLError for a GPU that is gone.
-    """
+    """Topology of GPUs. A distance unknown to NVML counts as far, an unknown affinity as all CPUs. Raises NoNvml."""
     with session() as nvml:
         handles = [nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
         return Topology(tuple(int(nvml.nvmlDeviceGetIndex(handle)) for handle in handles),

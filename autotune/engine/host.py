@@ -115,16 +115,12 @@ def interpreter_problem(engine: EngineSpec) -> str | None:
     program = engine.command[0].replace("{python}", engine.python or sys.executable)
     if shutil.which(program):
         return None
-    mend = f"put it on PATH, or its path into the command of engine {engine.name}"
-    if "{python}" in engine.command[0]:
-        mend = "set engine.python=/path/to/python"
+    mend = ("set engine.python=/path/to/python" if "{python}" in engine.command[0] else
+            f"put it on PATH, or its path into the command of engine {engine.name}")
     return f"the program {program} is not found, or cannot be run ({mend})"
 
 
 def cpu_name() -> str:
     """The processor's name and the number of usable cores."""
-    name = "CPU"
-    with contextlib.suppress(OSError):
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    return f"{name} x{len(os.sched_getaffinity(0))}"
+    name = re.search(r"^model name[ \t]*: (.*\S)", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
+    return f"{name[1] if name else 'CPU'} x{len(os.sched_getaffinity(0))}"

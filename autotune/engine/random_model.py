@@ -11,7 +11,6 @@ draft nothing. Needs the package `tokenizers`; nothing is downloaded.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import sys
 import sysconfig
@@ -26,7 +25,6 @@ END, MASK = "<|end|>", "<|mask|>"
 CORPUS_BYTES_PER_ID = 120
 
 
-@functools.cache
 def shapes() -> dict[str, dict[str, Any]]:
     """The configuration of each model of shapes.yaml, by name."""
     import yaml
@@ -86,11 +84,9 @@ def _train_tokenizer(folder: Path, size: int, longest: int) -> None:
 def _corpus(size: int) -> Iterator[str]:
     """Python sources of at least `size` characters."""
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        source = path.read_text(encoding="utf-8", errors="ignore")
-        yield source
-        size -= len(source)
-        if size < 0:
-            return
+        if size >= 0:
+            yield (source := path.read_text(encoding="utf-8", errors="ignore"))
+            size -= len(source)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,7 +5,7 @@
         ...                                        # server.url, server.alive
     # here every process of it is gone
 
-The supervisor (engine/supervisor.py) guarantees that leaving the block, or dying in it, leaves no process behind.
+engine/supervisor.py guarantees that leaving the block, or dying in it, leaves no process behind.
 """
 
 from __future__ import annotations

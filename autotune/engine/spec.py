@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Meta
 
 from autotune.engine.stages import Pattern, StageMark, compiled, stage_of
-from autotune.loadgen.spec import MetricNames
+from autotune.loadgen.wire_formats import Api
+from autotune.loadgen.workload import MetricNames
 from autotune.records import Stage, UsageError, Value
 from autotune.space.constraints import Rule, RuleFile, WrittenRule
 from autotune.space.constraints import text as text
@@ -91,7 +92,7 @@ class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The protocol of completions. `continuous_usage`: the server can put token counts into every streamed chunk."""
 
-    api: Literal["openai_completions", "sglang_generate"] = "openai_completions"
+    api: Api = "openai_completions"
     model: str | None = None
     continuous_usage: bool = False
 
@@ -119,8 +120,8 @@ class Info(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 if _listed(key, self.identity or ("*",)) and not _listed(key, self.ignore or ())}
 
 
-class _AnyValueFile(msgspec.Struct, forbid_unknown_fields=True):
-    """The action for any value of a parameter, which {value} and `gpus: value` stand for."""
+class _ActionFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The action for a choice, or for any value, which {value} and `gpus: value` stand for."""
 
     flag: Flag | None = None
     args: Words | None = None
@@ -129,18 +130,10 @@ class _AnyValueFile(msgspec.Struct, forbid_unknown_fields=True):
         description="a whole number of at least 1, or the word value for the choice itself")] | None = None
     versions: Value | None = None
     needs: list[Annotated[str, Meta(min_length=1)]] | None = None
-    switch: Flag | None = None
-    off_switch: Flag | None = None
 
     def action(self) -> Action:
         words = [*([self.flag, "{value}"] if self.flag else []), *map(text, self.args or ())]
         return Action(tuple(words), _texts(self.env), self.gpus or 1, str(self.versions or ""), tuple(self.needs or ()))
-
-
-class _ActionFile(_AnyValueFile):
-    """The action for one choice."""
-
-    gpus: AtLeastOne | None = None
 
 
 Alternative = Annotated[_ActionFile | Words, Meta(description=(
@@ -149,7 +142,9 @@ ChoiceFile = Annotated[_ActionFile | Annotated[list[Alternative], Meta(min_lengt
     "a mapping, or a list of alternatives by version ({} for nothing)"))]
 
 
-class _ParamFile(_AnyValueFile):
+class _ParamFile(_ActionFile):
+    switch: Flag | None = None
+    off_switch: Flag | None = None
     choices: dict[Value, ChoiceFile] | None = None
     default: Annotated[Value, Meta(description="a text, number or boolean")] | None = None
 
@@ -174,7 +169,7 @@ class _EngineFile(msgspec.Struct, forbid_unknown_fields=True):
     env: dict[str, Value | None] | None = None
     vars: dict[str, Value | None] | None = None
     args: list[_ActionFile | Words] | dict[str, _ActionFile | Words | None] | None = None
-    params: dict[str, _ParamFile | list[_AnyValueFile | Words] | None] | None = None
+    params: dict[str, _ParamFile | list[_ActionFile | Words] | None] | None = None
     rules: list[RuleFile] | dict[str, RuleFile | None] | None = None
     version: _VersionFile | None = None
     ready: Ready | None = None
@@ -297,7 +292,7 @@ def is_version(version: str) -> bool:
     return True
 
 
-def _param(file: _ParamFile | list[_AnyValueFile | Words], where: str) -> ParamSpec:
+def _param(file: _ParamFile | list[_ActionFile | Words], where: str) -> ParamSpec:
     if isinstance(file, list):
         return ParamSpec({}, tuple(map(_action, file)))
     choices = {text(name): tuple(map(_action, choice if isinstance(choice, list) else [choice or _ActionFile()]))
@@ -306,13 +301,13 @@ def _param(file: _ParamFile | list[_AnyValueFile | Words], where: str) -> ParamS
         on = msgspec.structs.replace(file, args=[file.switch] if file.switch else [])
         off = _ActionFile(args=[file.off_switch] if file.off_switch else [])
         return ParamSpec({"true": (on.action(),), "false": (off.action(),), **choices}, (), file.default)
-    any_value = any(getattr(file, name) is not None for name in _AnyValueFile.__struct_fields__)
+    any_value = any(getattr(file, name) is not None for name in _ActionFile.__struct_fields__)
     if file.default is not None and not any_value and text(file.default) not in choices:
         raise UsageError(f"{where}: default {text(file.default)} is none of its choices ({', '.join(choices)})")
     return ParamSpec(choices, (file.action(),) if any_value else (), file.default)
 
 
-def _action(file: _AnyValueFile | Words) -> Action:
+def _action(file: _ActionFile | Words) -> Action:
     return (_ActionFile(args=file) if isinstance(file, list) else file).action()
 
 

@@ -1,11 +1,9 @@
-"""The contract of executors, as the loop uses it.
+"""The contract of executors; tests/executors/test_conformance.py holds for every implementation.
 
-    with open_executor(settings) as executor:
-        with executor.launch(server_part, folder, progress) as server:
-            outcome = server.crash or server.measure({"concurrency": 8}, label=3)
+    with executor.launch(server_part, folder, progress) as server:
+        outcome = server.crash or server.measure({"concurrency": 8}, label=3)
 
 A failure of the configuration is a Crash value; exceptions are failures of autotune or of the host.
-tests/executors/test_conformance.py holds for every implementation.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import abc
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from autotune.config.settings import Settings
@@ -36,14 +34,6 @@ class LaunchCancelled(AutotuneError):
     """The launch ended because `Executor.cancel` was called: another one failed or was interrupted."""
 
 
-def resolved_key(resolved: Mapping[str, Any], env: Mapping[str, str]) -> str | None:
-    """Hash of the settings that a server reports plus the environment that we set. None if it reports nothing.
-
-    Two launches with the same key are the same server, whichever executor started them.
-    """
-    return digest(canonical([resolved, env])) if resolved else None
-
-
 @dataclasses.dataclass
 class RunningServer(abc.ABC):
     """A launch: crashed at its start (`crash`), or serving. `argv`, `env` and `resolved` are free of secrets.
@@ -62,7 +52,11 @@ class RunningServer(abc.ABC):
 
     @property
     def resolved_key(self) -> str | None:
-        return resolved_key(self.resolved, self.env)
+        """Hash of the settings that the server reports plus the environment that we set. None if it reports nothing.
+
+        Two launches with the same key are the same server, whichever executor started them.
+        """
+        return digest(canonical([self.resolved, self.env])) if self.resolved else None
 
     @property
     @abc.abstractmethod

@@ -1,10 +1,4 @@
-"""Launches on this host, one at a time: a server part becomes a running server, a load part a measurement.
-
-    executor = LocalExecutor(settings)
-    executor.preflight()
-    with executor.launch(server_part, folder, progress) as server:
-        outcome = server.crash or server.measure({"concurrency": 8}, 3)
-"""
+"""Launches on this host, one at a time: a server part becomes a running server, a load part a measurement."""
 
 from __future__ import annotations
 
@@ -28,12 +22,11 @@ from autotune.engine.server import Failure, Server, SupervisorFailed, free_port,
 from autotune.executors import preflight
 from autotune.executors.base import Executor, LaunchCancelled, Progress, RunningServer
 from autotune.loadgen.client import ClientDied
-from autotune.loadgen.spec import Target
+from autotune.loadgen.workload import Target
 from autotune.measure.limits import Limits
 from autotune.measure.objective import invalid_reasons
-from autotune.measure.workload import target_of
+from autotune.power import open_meter
 from autotune.power.meter import Powered, PowerSettings
-from autotune.power.registry import open_meter
 from autotune.records import AutotuneError, Config, Crash, Measurement, Stage, canonical, config_key, digest
 from autotune.utils.http import LATE
 
@@ -111,11 +104,11 @@ class LocalServer(RunningServer):
 
         settings, server = self.executor.settings, self.server
         self.measurements += 1
-        target = self._target()
+        target = self.target()
         powered = Powered(server.pid, self.executor.uuids(server.command.gpus))
         meter, _ = open_meter(self.executor.power or settings.power, powered, self.folder / f"power-{label}.csv")
         with meter:
-            found = measure(target, settings.workload.load(load, self.measurements), meter, settings.workload.window(),
+            found = measure(target, settings.workload.load(load, self.measurements), meter, settings.workload,
                             limits=Limits(settings.limits), alive=lambda: server.alive,
                             progress=lambda text: self.progress(text, server.after_s),
                             record=self.folder / f"requests-{label}.jsonl", hide=server.redactor.text)
@@ -134,7 +127,7 @@ class LocalServer(RunningServer):
         settings = self.executor.settings
         is_baseline = config_key(self.config) == config_key(settings.space.split(settings.space.baseline)[0])
         self.progress("agreement", self.server.after_s)
-        verdict, problem = self.executor.gate.check(self._target(), is_baseline, self.server.redactor.text)
+        verdict, problem = self.executor.gate.check(self.target(), is_baseline, self.server.redactor.text)
         if verdict is not None:
             self.agreement = verdict.agreement
             problem = verdict.problem if verdict.wrong else ""
@@ -145,8 +138,11 @@ class LocalServer(RunningServer):
             return explain(self.server, dataclasses.replace(failure, stage=Stage.SERVING), self.host)
         return classify(problem, stage=Stage.SERVING, exit_status=None, after_s=failure.after_s, detail=problem)
 
-    def _target(self) -> Target:
-        return target_of(self.executor.settings.engine, self.server.url, self.server.model_name() or "default")
+    def target(self) -> Target:
+        """The live server, for the load client."""
+        request, metrics = self.executor.settings.engine.request, self.executor.settings.engine.metrics
+        return Target(self.server.url, request.api, request.model or self.server.model_name() or "default",
+                      request.continuous_usage, metrics.path, metrics)
 
     def _resolved(self) -> dict[str, Any]:
         """The settings that the server reports; {} when it reports none."""

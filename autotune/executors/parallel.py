@@ -1,10 +1,5 @@
 """Several launches side by side on this host, each with GPUs and cores of its own, and the threads that make them.
 
-    executor = side_by_side(LocalExecutor(settings))    # the same executor where this host takes one launch at a time
-    with LaunchPool(executor) as pool:
-        pool.submit(launch, plan)                       # in a thread; one at a time: in the caller's thread
-        pool.wait(1.0)                                  # raises the error of a launch that failed
-
 A launch waits until as many GPUs as its configuration needs are free; the longest waiting one is next. Launches side by
 side disturb each other (tuning/confirm.py measures by how much), so confirmation uses `ParallelExecutor.alone`.
 """

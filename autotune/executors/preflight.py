@@ -16,8 +16,8 @@ from autotune.engine.host import engine_version, installed, interpreter_problem,
 from autotune.engine.spec import EngineSpec, matches, text
 from autotune.executors.topology import of_cores
 from autotune.loadgen.requests import read_prompts
+from autotune.power import open_meter
 from autotune.power.meter import MeterUnavailable, Powered, PowerSettings
-from autotune.power.registry import open_meter
 from autotune.records import Config, HostCannotRun, UsageError, Value
 from autotune.space.constraints import Rule
 from autotune.utils.files import free_mib
@@ -26,27 +26,19 @@ SETTLE_S, POLL_S = 10.0, 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """One choice of one parameter; without `problems` it can run here."""
-
-    param: str
-    value: Value
-    problems: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class Preflight:
     """The state of a host. `problems` keep the baseline, or the configuration asked for, from running on it.
 
-    `unavailable` has a rule for each choice that cannot run here. `power` names a meter that works here, and `refused`
-    gives the reason against each one that `power=auto` passed over.
+    `choices` maps (parameter, choice) to the problems of that choice; `unavailable` has a rule for each one with
+    problems. `power` names a meter that works here, and `refused` has the reasons against those that `power=auto`
+    passed over, by name.
     """
 
     command: Command
     version: str | None
     gpus: Gpus
     problems: tuple[str, ...]
-    choices: tuple[Choice, ...]
+    choices: Mapping[tuple[str, Value], tuple[str, ...]]
     unavailable: tuple[Rule, ...]
     power: PowerSettings
     refused: Mapping[str, str]
@@ -67,16 +59,15 @@ def check(settings: Settings, config: Config | None = None) -> Preflight:
     version, gpus = engine_version(engine), visible_gpus()
     server = space.split(space.baseline if config is None else config)[0]
     command = build(engine, space, server, port="PORT", device=settings.device, version=version)
-    choices = [Choice(param.name, value, tuple(choice_problems(settings, server, param.name, value, gpus, version)))
-               for param in space.server_params for value in param.choices]
-    problems = host_problems(settings, gpus, version)
-    power, refused = settings.power, dict[str, str]()
+    choices = {(param.name, value): choice_problems(settings, server, param.name, value, gpus, version)
+               for param in space.server_params for value in param.choices}
+    problems, power, refused = host_problems(settings, gpus, version), settings.power, dict[str, str]()
     try:
         power, refused = working_power(settings, gpus)
     except MeterUnavailable as error:
-        problems.append(f"power={settings.power.source}: {error}")
+        problems.append(f"power={power.source}: {error}")
     problems += missing_files(settings, [*command.argv, *command.env.values()])
-    values = placeholders(settings, server)
+    values = variables(engine, space, server, host="HOST", port="PORT", device=settings.device)
     actions = [action for action in engine.args if matches(action.versions, version)]
     actions += [action for _, action in chosen(engine, space, server, values, version)]
     problems += [f"{problem}: engine {engine.name} is for a build that does (install that, or choose the engine file "
@@ -85,9 +76,9 @@ def check(settings: Settings, config: Config | None = None) -> Preflight:
         problems.append(f"it is never launched: {reason}")
     if len(gpus.gpus) >= int(space.needs.get("gpus", 0)):
         problems += gpu_problem(command.gpus, gpus, settings)
-    unavailable = tuple(Rule({c.param: (c.value,)}, "; ".join(c.problems)) for c in choices
-                        if c.problems and space.forbidden({c.param: c.value}) is None)
-    return Preflight(command, version, gpus, tuple(problems), tuple(choices), unavailable, power, refused)
+    unavailable = tuple(Rule({name: (value,)}, "; ".join(against)) for (name, value), against in choices.items()
+                        if against and space.forbidden({name: value}) is None)
+    return Preflight(command, version, gpus, tuple(problems), choices, unavailable, power, refused)
 
 
 def working_power(settings: Settings, gpus: Gpus) -> tuple[PowerSettings, dict[str, str]]:
@@ -116,24 +107,21 @@ def check_disk(settings: Settings, folder: pathlib.Path, launches: int = 1) -> N
 def host_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[str]:
     """Problems of every configuration."""
     engine, needs = settings.engine, settings.space.needs
-    found = [problem for problem in [interpreter_problem(engine)] if problem]
-    there = installed(engine)
+    found, there = list(filter(None, [interpreter_problem(engine)])), installed(engine)
     if there.asked and ((engine.package is not None and version is None) or not there.found):
         found.append(f"{engine.package or engine.command[2]} is not installed in {engine.python or 'this Python'} "
                      "(install it, or set engine.python to the interpreter that has it)")
     count = int(needs.get("gpus", 0))
-    if count and len(gpus.gpus) < count:
-        found.append(f"the space needs {count} GPUs, {len(gpus.gpus)} visible"
-                     + (f": {gpus.why_none}" if gpus.why_none else ""))
-    name = str(needs.get("gpu_name", ""))
-    if name and gpus.gpus and not all(name.lower() in g.name.lower() for g in gpus.gpus):
+    why_none = f": {gpus.why_none}" if gpus.why_none else ""
+    if len(gpus.gpus) < count:
+        found.append(f"the space needs {count} GPUs, {len(gpus.gpus)} visible{why_none}")
+    name, memory = str(needs.get("gpu_name", "")), float(needs.get("gpu_memory_gib", 0))
+    if not all(name.lower() in gpu.name.lower() for gpu in gpus.gpus):
         found.append(f"the space needs {name} GPUs, here are {', '.join(sorted({g.name for g in gpus.gpus}))}")
-    memory = float(needs.get("gpu_memory_gib", 0))
-    small = [g for g in gpus.gpus if g.memory_gib < memory]
-    if small:
-        found.append(f"the space needs {memory:g} GiB a GPU, here are {small[0].memory_gib:.0f} GiB")
+    if small := [gpu.memory_gib for gpu in gpus.gpus if gpu.memory_gib < memory]:
+        found.append(f"the space needs {memory:g} GiB a GPU, here are {small[0]:.0f} GiB")
     if settings.device == "cuda" and not gpus.gpus:
-        found.append(f"device=cuda, but no GPU is visible{f': {gpus.why_none}' if gpus.why_none else ''}")
+        found.append(f"device=cuda, but no GPU is visible{why_none}")
     if settings.device != "cpu":
         deadline = time.monotonic() + min(SETTLE_S, settings.server.gpu_free_s)
         while (users := gpu_users(gpus)) and time.monotonic() < deadline:
@@ -155,11 +143,6 @@ def lacks(engine: EngineSpec, wanted: Sequence[str]) -> list[str]:
     return [f"the installed {build} does not know {', '.join(unknown)}"] if unknown else []
 
 
-def placeholders(settings: Settings, server: Config) -> dict[str, str]:
-    """Values of the engine file's placeholders for a server part."""
-    return variables(settings.engine, settings.space, server, host="HOST", port="PORT", device=settings.device)
-
-
 def missing_files(settings: Settings, words: Sequence[str]) -> list[str]:
     """Problems with local model paths in the words of a command. ORG/NAME is a repository on a hub, not a path."""
     return [f"model.{key}: {path} does not exist (set space.model.{key}=/path)"
@@ -178,30 +161,32 @@ def gpu_problem(wanted: int, gpus: Gpus, settings: Settings) -> list[str]:
 
 
 def choice_problems(settings: Settings, server: Config, name: str, value: Value, gpus: Gpus,
-                    version: str | None) -> list[str]:
+                    version: str | None) -> tuple[str, ...]:
     """Problems of one choice on this host.
 
     Raises UsageError when the command of `server` with it cannot be built: a study would end in the middle.
     """
-    full = {**{p.name: p.choices[0] for p in settings.space.server_params}, **server, name: value}
+    engine, space = settings.engine, settings.space
+    full = {**{p.name: p.choices[0] for p in space.server_params}, **server, name: value}
     try:
-        build(settings.engine, settings.space, full, port="PORT", device=settings.device, version=version)
+        build(engine, space, full, port="PORT", device=settings.device, version=version)
     except UnknownPlaceholder as error:
         raise UsageError(f"{name}={text(value)}: {error}") from None
     except UsageError:  # this version lacks a choice, maybe another one
         pass
     try:
-        action = choose(settings.engine, name, value, version)
+        action = choose(engine, name, value, version)
         wanted = gpus_of(action, value)
     except UsageError as error:
-        return [str(error)]
+        return (str(error),)
     ray = settings.executor.kind == "ray"  # where this host sees only the GPUs that a launch like the baseline's gets
     problems = gpu_problem(wanted, gpus, settings) if wanted > 1 and not ray else []
-    problems += lacks(settings.engine, needed(action, placeholders(settings, {name: value})))
-    paths = {f"{{model.{key}}}": path for key, path in settings.space.model.items()}
+    values = variables(engine, space, {name: value}, host="HOST", port="PORT", device=settings.device)
+    problems += lacks(engine, needed(action, values))
+    paths = {f"{{model.{key}}}": path for key, path in space.model.items()}
     problems += missing_files(settings, [paths[word] for word in [*action.args, *action.env.values()] if word in paths])
-    alone = [rule.because for rule in settings.space.rules if set(rule.when) == {name} and rule.matches({name: value})]
-    return problems + [because for because in alone if because not in problems]
+    problems += [rule.because for rule in space.rules if set(rule.when) == {name} and rule.matches({name: value})]
+    return tuple(dict.fromkeys(problems))
 
 
 def launches_at_once(settings: Settings, gpus: Gpus, version: str | None) -> int:
@@ -211,12 +196,12 @@ def launches_at_once(settings: Settings, gpus: Gpus, version: str | None) -> int
     """
     asked, count = settings.parallel.count, len(gpus.gpus) if settings.device != "cpu" else 0
     if asked == 1 or not count:
-        return len(of_cores(asked).units) if asked not in (1, None) else 1
-    fewest = fewest_gpus(settings, version)
-    if asked is not None and asked > count // fewest:
-        raise UsageError(f"parallel.slots={asked}: {count} GPU{'s' if count > 1 else ''} take at most "
-                         f"{count // fewest} launches of {fewest} side by side")
-    return asked or max(1, count // fewest)
+        return len(of_cores(asked or 1).units)
+    most = count // (fewest := fewest_gpus(settings, version))
+    if asked is not None and asked > most:
+        raise UsageError(f"parallel.slots={asked}: {count} GPU{'s' if count > 1 else ''} take at most {most} launches "
+                         f"of {fewest} side by side")
+    return asked or max(1, most)
 
 
 def fewest_gpus(settings: Settings, version: str | None) -> int:
@@ -224,13 +209,10 @@ def fewest_gpus(settings: Settings, version: str | None) -> int:
     space, engine = settings.space, settings.engine
     baseline = space.split(space.baseline)[0]
     count = build(engine, space, baseline, device=settings.device, version=version).gpus
-    for param in space.server_params:
-        sizes = []
+    for param in (param for param in space.server_params if param.name in baseline):
+        sizes = {}
         for value in param.choices:
             with contextlib.suppress(UsageError):  # this version cannot express the choice
-                action = choose(engine, param.name, value, version)
-                sizes.append(gpus_of(action, value))
-                if value == baseline.get(param.name):
-                    count //= sizes[-1]
-        count *= min(sizes, default=1) if param.name in baseline else 1
+                sizes[value] = gpus_of(choose(engine, param.name, value, version), value)
+        count = count // sizes.get(baseline[param.name], 1) * min(sizes.values(), default=1)
     return max(1, count)

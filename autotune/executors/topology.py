@@ -2,10 +2,6 @@
 
     layout = of_gpus(gpus)                  # by NVLink, PCI and NUMA, from NVML; or of_cores(2)
     chosen = layout.choose({0, 1, 5}, 2)    # two units that lie together and leave others together
-    with pinned(layout.cpus(chosen)):
-        ...                                 # this thread and the processes it starts stay on these cores
-    with locked(gpus):
-        ...                                 # no other tuner of this machine measures on these GPUs
 """
 
 from __future__ import annotations
@@ -95,10 +91,9 @@ def cores(usable: Collection[int], root: pathlib.Path = ROOT) -> list[tuple[int,
 
 def split(found: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
     """`count` parts of nearly the same size; with fewer cores than parts, each part is all of them."""
-    if len(found) < count:
-        return [tuple(sorted(cpu for core in found for cpu in core))] * count
     ends = [round(len(found) * i / count) for i in range(count + 1)]
-    return [tuple(sorted(cpu for core in found[a:b] for cpu in core)) for a, b in itertools.pairwise(ends)]
+    parts = [found[a:b] for a, b in itertools.pairwise(ends)] if len(found) >= count else [found] * count
+    return [tuple(sorted(cpu for core in part for cpu in core)) for part in parts]
 
 
 def listed(path: pathlib.Path) -> set[int]:

@@ -15,7 +15,7 @@ import msgspec
 
 import autotune
 from autotune.loadgen.result import Final, Reply, Tick, unpacked
-from autotune.loadgen.spec import LoadOrder
+from autotune.loadgen.workload import LoadOrder
 from autotune.records import AutotuneError
 
 STOP_S = 60.0

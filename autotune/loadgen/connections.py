@@ -18,8 +18,8 @@ from autotune.loadgen.http1 import AnswerParser, Receive
 from autotune.loadgen.read_batching import FEWEST_WATCHED, LEAST_TIMEOUT_S, LONGEST_S, MOST_WATCHED, UNSEEN_S, Pacing
 from autotune.loadgen.requests import Request, RequestSource
 from autotune.loadgen.result import Reply, Tally
-from autotune.loadgen.spec import LoadOrder
 from autotune.loadgen.wire_formats import CHUNK_OF_EVENTS, TokenStream, begins_counting
+from autotune.loadgen.workload import LoadOrder
 from autotune.utils.http import BadAnswer
 
 LAST_READS = 64  # of one connection when the load ends, however fast its server sends

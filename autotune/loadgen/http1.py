@@ -12,7 +12,7 @@ import struct
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -30,10 +30,10 @@ CLOCK_STEP_S = 0.005  # the wall clock was set when it moved this much against t
 Receive = Callable[[], tuple[bytes, float]]
 
 
-def request(host: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+def request(host: str, path: str, body: bytes) -> bytes:
     """A POST of a JSON body, ready to send; `host` is HOST:PORT."""
     lines = [f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json", "Accept: text/event-stream",
-             f"Content-Length: {len(body)}", *(f"{name}: {value}" for name, value in headers.items())]
+             f"Content-Length: {len(body)}"]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 

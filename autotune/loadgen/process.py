@@ -23,7 +23,7 @@ import msgspec
 
 from autotune.loadgen.connections import Connections
 from autotune.loadgen.result import Final, Tick, packed
-from autotune.loadgen.spec import LoadOrder
+from autotune.loadgen.workload import LoadOrder
 
 TICK_S = 0.2
 TIMERS_S = 0.5  # between two checks of the time limits of requests, which are tens of seconds
@@ -41,7 +41,7 @@ class Load:
         self.rate = order.load.rate_per_s
         self.arrivals: deque[float] = deque()  # open loop: requests due that found no free connection
         self.next_arrival = time.monotonic() if self.rate else float("inf")
-        self.arrival_rng = random.Random(f"{order.load.seed}/arrivals")
+        self.arrival_rng = random.Random(f"{order.load.prompts.seed}/arrivals")
         self.gather_s = 0.0
         self.stopping = False
 

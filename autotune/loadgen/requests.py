@@ -13,13 +13,13 @@ import pathlib
 import random
 import time
 from collections import deque
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import msgspec
 
 from autotune.loadgen.http1 import request
-from autotune.loadgen.spec import LoadOrder, LoadSpec, PromptSpec, Target
-from autotune.loadgen.wire_formats import WIRE_FORMATS, Generation, Prompt, WireFormat, as_text, is_messages
+from autotune.loadgen.wire_formats import WIRE_FORMATS, Generation, Prompt, WireFormat
+from autotune.loadgen.workload import LoadOrder, LoadSpec, PromptSpec, Target
 from autotune.records import UsageError
 from autotune.utils.http import BadAnswer, NoAnswer, ask, completion_text, count, error_in, usage_of
 
@@ -30,8 +30,6 @@ BUILTIN_FILES = ("argparse", "ast", "calendar", "cmd", "codecs", "configparser",
                  "socket", "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading",
                  "timeit", "tokenize", "traceback", "turtle", "types", "typing", "uuid", "warnings", "zipfile")
 START_CHARS_PER_TOKEN = 3.0
-MAX_DEPTH = 32  # of chat messages
-LARGEST_ID = 2**31
 AHEAD = (64, 128)  # requests made ahead: at least, and as many as there is time for
 BATCH_S = 0.00025  # several are made at once, so long, for much less than one by one with cold caches
 CALIBRATIONS = 3
@@ -55,7 +53,7 @@ class RequestSource:
     def __init__(self, order: LoadOrder, host: str) -> None:
         self._target, self._load, self._host = order.target, order.load, host
         self._prompts = PromptSet(order.load.prompts, order.load.context_tokens, order.chars_per_token)
-        self._headers = _auth(order.target)
+        self._format = WIRE_FORMATS[order.target.api]
         self._index, self._ready = 0, deque[Request]()
 
     @property
@@ -73,16 +71,15 @@ class RequestSource:
         return self._ready.popleft() if self._ready else self._build()
 
     def _build(self) -> Request:
-        index, load = self._index, self._load
+        index, load, target, seed = self._index, self._load, self._target, self._load.prompts.seed
         self._index += 1
-        wanted = load.output_tokens * (1 + load.output_spread * (2 * share(f"{load.seed}/length/{index}") - 1))
+        wanted = load.output_tokens * (1 + load.output_spread * (2 * share(f"{seed}/length/{index}") - 1))
         if load.rate_per_s is None and index < load.concurrency:  # the rest of a request: ends spread from the start
-            wanted *= share(f"{load.seed}/begun/{index}")
+            wanted *= share(f"{seed}/begun/{index}")
         tokens = max(1, round(wanted))
-        wire_format, body = _body(self._target, self._prompts.prompt(index), tokens, load.temperature,
-                                  load.ignore_eos, stream=True)
-        data = request(self._host, wire_format.path, msgspec.json.encode(body), self._headers)
-        return Request(index, tokens, data, wire_format)
+        body = self._format.body(Generation(target.model, self._prompts.prompt(index), tokens, load.temperature,
+                                            load.ignore_eos, True, target.continuous_usage))
+        return Request(index, tokens, request(self._host, self._format.path, msgspec.json.encode(body)), self._format)
 
 
 class Completion(NamedTuple):
@@ -95,10 +92,10 @@ class Completion(NamedTuple):
 
 def complete(target: Target, prompt: Prompt, output_tokens: int, timeout_s: float) -> Completion:
     """One greedy generation, not streamed. Raises NoAnswer and BadAnswer, with the path and the server's words."""
-    wire_format, body = _body(target, prompt, output_tokens, 0.0, ignore_eos=False, stream=False)
-    path = wire_format.path
+    wire_format = WIRE_FORMATS[target.api]
+    path, body = wire_format.path, wire_format.body(Generation(target.model, prompt, output_tokens))
     try:
-        answer = ask(target.base_url.rstrip("/") + path, body, within_s=timeout_s, headers=_auth(target))
+        answer = ask(target.base_url.rstrip("/") + path, body, within_s=timeout_s)
         value = answer.json() if answer.status == 200 else {}
         message, usage = error_in(value), usage_of(value)
         found = Completion(completion_text(value), count(usage, "completion_tokens"), count(usage, "prompt_tokens"))
@@ -112,15 +109,14 @@ def complete(target: Target, prompt: Prompt, output_tokens: int, timeout_s: floa
 
 
 def chars_per_token(target: Target, load: LoadSpec) -> float | None:
-    """Characters per token of the prompts of `load`; None where no text length is wanted or no usage came back.
+    """Characters per token of the prompts of `load`; None for random token ids, or where no usage came back.
 
     The first request has as many characters as the context has tokens, so it is never too long; three of the wanted
     length follow. Raises NoAnswer and BadAnswer.
     """
-    prompts = PromptSet(load.prompts, load.context_tokens)
-    if not prompts.needs_calibration:
+    if load.prompts.tokens is not None:
         return None
-    assert load.context_tokens is not None
+    prompts = PromptSet(load.prompts, load.context_tokens)
 
     def tokens_of(*texts: str) -> int:
         return sum(complete(target, text, 1, load.first_token_timeout_s).prompt_tokens or 0 for text in texts)
@@ -140,67 +136,31 @@ def _ratio(chars: int, tokens: int) -> float:
     return chars / tokens
 
 
-def _body(target: Target, prompt: Prompt, output_tokens: int, temperature: float, ignore_eos: bool,
-          stream: bool) -> tuple[WireFormat, dict[str, Any]]:
-    wire_format = WIRE_FORMATS[target.api][is_messages(prompt)]
-    body = wire_format.body(Generation(target.model, prompt, output_tokens, temperature, ignore_eos, stream,
-                                       target.continuous_usage))
-    return wire_format, {**body, **target.extra_body}
-
-
-def _auth(target: Target) -> dict[str, str]:
-    return {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-
-
 class PromptSet:
-    """Prompts by number, of about `context_tokens` tokens of `chars_per_token` characters (None: a guess).
+    """Prompts by number, of about `context_tokens` tokens of `chars_per_token` characters (None: a guess)."""
 
-    `context_tokens` None keeps each prompt's own length (built-in text: about 256 tokens).
-    """
-
-    def __init__(self, spec: PromptSpec, context_tokens: int | None, chars_per_token: float | None = None) -> None:
-        self.spec = spec
-        self.context_tokens = context_tokens
+    def __init__(self, spec: PromptSpec, context_tokens: int, chars_per_token: float | None = None) -> None:
+        self.spec, self.context_tokens = spec, context_tokens
         self.chars_per_token = chars_per_token or START_CHARS_PER_TOKEN
-        self._round: tuple[int, list[int]] = (-1, [])
-        self._items = read_prompts(spec.path) if spec.path is not None else []
-        texts = [as_text(item) for item in self._items]
-        if None in texts and context_tokens is not None:
-            raise UsageError("prompts given as token ids have a fixed length: leave the context length unset")
-        self._text = builtin_text() if spec.kind == "builtin" else "\n\n".join(filter(None, texts))
-
-    @property
-    def needs_calibration(self) -> bool:
-        """True if the length in tokens depends on a tokenizer that only the server knows."""
-        return self.spec.kind != "tokens" and self.context_tokens is not None
+        self._text = "\n\n".join(read_prompts(spec.path)) if spec.path is not None else \
+            builtin_text() if spec.tokens is None else ""
 
     def prompt(self, index: int) -> Prompt:
-        """Prompt number `index`: text, token ids, or messages. Any index is valid."""
-        if self.spec.kind == "tokens":
-            assert self.context_tokens is not None
+        """Prompt number `index`. Any index is valid."""
+        seed = self.spec.seed
+        if self.spec.tokens is not None:
             shared = round(self.spec.shared_prefix * self.context_tokens)
-            ids = range(self.spec.token_low, self.spec.token_high)
-            common, own = (random.Random(f"{self.spec.seed}/{label}") for label in ("shared", index))
+            ids = range(*self.spec.tokens)
+            common, own = (random.Random(f"{seed}/{label}") for label in ("shared", index))
             return common.choices(ids, k=shared) + own.choices(ids, k=self.context_tokens - shared)
-        if self._items and self.context_tokens is None:
-            return self._items[self._order(index)]
-        chars = max(1, round((self.context_tokens or 256) * self.chars_per_token))
+        chars = max(1, round(self.context_tokens * self.chars_per_token))
         shared = round(self.spec.shared_prefix * chars)
-        unique = self._slice(f"{self.spec.seed}/{index}", chars - shared)
-        return self._slice(f"{self.spec.seed}/shared", shared) + unique if shared else unique
+        unique = self._slice(f"{seed}/{index}", chars - shared)
+        return self._slice(f"{seed}/shared", shared) + unique if shared else unique
 
     def sample(self, index: int, chars: int) -> str:
         """A text of exactly `chars` characters like those of the prompts, to calibrate with."""
         return self._slice(f"{self.spec.seed}/calibrate/{index}", chars)
-
-    def _order(self, index: int) -> int:
-        """All prompts once before any comes again, shuffled anew each round."""
-        count = len(self._items)
-        if self._round[0] != index // count:
-            order = list(range(count))
-            random.Random(f"{self.spec.seed}/round/{index // count}").shuffle(order)
-            self._round = (index // count, order)
-        return self._round[1][index % count]
 
     def _slice(self, label: str, chars: int) -> str:
         """`chars` characters from a place in the text that `label` decides, going round at its end.
@@ -228,50 +188,35 @@ def builtin_text() -> str:
     return "\n".join(texts)
 
 
-def read_prompts(path: pathlib.Path) -> list[Prompt]:
-    """The prompts of a JSONL file: lines with `prompt` (text or token ids), `text` or `messages`.
-
-    Raises UsageError, also for text that could not be sent.
-    """
+def read_prompts(path: pathlib.Path) -> list[str]:
+    """The texts of a JSONL file: lines with `prompt`, `text` or chat `messages`. Raises UsageError."""
     try:
         if path.exists() and not path.is_file():  # reading a pipe or a device may never end
             raise UsageError(f"prompts: cannot read {path}: not a regular file")
         lines = path.read_text("utf-8-sig").split("\n")  # U+2028 and the like may occur within a text
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"prompts: cannot read {path}: {error}") from error
-    prompts: list[Prompt] = []
+    prompts: list[str] = []
     for number, line in ((number, line) for number, line in enumerate(lines, 1) if line.strip()):
         try:
-            row = json.loads(line)
-        except ValueError as error:
+            found = _text_of(json.loads(line))
+            found.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{path}:{number}: a lone surrogate, which cannot be sent") from error
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}:{number}: not JSON: {error}") from error
-        except RecursionError as error:
-            raise UsageError(f"{path}:{number}: JSON that is nested too deeply") from error
-        keys = ("prompt", "text", "messages") if isinstance(row, dict) else ()
-        found = next((row[k] for k in keys if row.get(k)), None)
-        if not _is_prompt(found):
-            raise UsageError(f"{path}:{number}: needs prompt (text or token ids), text, or messages")
-        if not _whole(found):
-            raise UsageError(f"{path}:{number}: a lone surrogate, a number beyond 64 bits, or nested too deeply")
+        if not found:
+            raise UsageError(f"{path}:{number}: needs a text under prompt or text, or messages with role and content")
         prompts.append(found)
     if not prompts:
         raise UsageError(f"{path}: no prompts in it")
     return prompts
 
 
-def _whole(value: Any, depth: int = MAX_DEPTH) -> bool:
-    """True for JSON that can be sent: valid Unicode, integers of 64 bits, nested no deeper than servers read."""
-    if isinstance(value, str):
-        return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
-    if isinstance(value, list | dict):
-        items = [*value, *value.values()] if isinstance(value, dict) else value
-        return depth > 0 and all(_whole(item, depth - 1) for item in items)
-    return not isinstance(value, int) or abs(value) < 2**63
-
-
-def _is_prompt(value: Any) -> TypeGuard[Prompt]:
-    """True for a text, a list of token ids or a list of messages, none of which is empty."""
-    if not isinstance(value, list):
-        return isinstance(value, str)
-    return (all(type(v) is int and 0 <= v < LARGEST_ID for v in value)
-            or all(isinstance(v, dict) and "role" in v and "content" in v for v in value))
+def _text_of(row: Any) -> str:
+    """The text of a row, chat messages without a chat template; "" without any."""
+    keys = ("prompt", "text", "messages") if isinstance(row, dict) else ()
+    found = next((row[key] for key in keys if row.get(key)), "")
+    if isinstance(found, list) and all(isinstance(item, dict) and {"role", "content"} <= item.keys() for item in found):
+        return "\n".join(f"{item['role']}: {item['content']}" for item in found)
+    return found if isinstance(found, str) else ""

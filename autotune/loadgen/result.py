@@ -1,4 +1,4 @@
-"""Results of a load: a `Reply` per request, a `Tick` of counters five times a second, the `Tally` of both."""
+"""Results of a load: a `Reply` per request, a `Tick` of counters five times a second, a `Tally`, a `LoadFailure`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pathlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -118,6 +118,25 @@ class Final(msgspec.Struct, frozen=True, tag=True):
     """The last line of a load: its packed replies follow, `size` bytes."""
 
     size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadFailure:
+    """A load on a started server that gave no measurement; with the server's log it becomes a Crash.
+
+    `kind` is `server_died`, `no_answer` (to the very first request), `error_rate`, `hung` (every error was a timeout)
+    or `gpu_lost`. `detail` is one line for a person; `excerpt` is the server's answer to a failed request.
+    `host_fault`: no configuration can be measured until a person has acted.
+    """
+
+    kind: str
+    detail: str
+    requests: int
+    errors: int
+    error_kinds: Mapping[str, int]
+    after_s: float
+    excerpt: str = ""
+    host_fault: bool = False
 
 
 def packed(replies: Sequence[Reply]) -> bytes:

@@ -1,7 +1,7 @@
 """The wire formats of the APIs that the load client speaks: request bodies and streamed events.
 
-`WIRE_FORMATS` has one entry per `Target.api`; another API is another entry. A format turns a `Generation` into a JSON
-body and decodes one streamed event, with msgspec, into the few fields that `TokenStream` needs.
+`WIRE_FORMATS` has one entry per name in `Api`, the values of `request.api` in an engine file. A format turns a
+`Generation` into a JSON body and decodes one streamed event into the few fields that `TokenStream` needs.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from autotune.utils import http
-from autotune.utils.http import MOST_COUNT, BadAnswer
+from autotune.utils.http import MOST_COUNT, BadAnswer, Count
 
-Messages = list[dict[str, Any]]
-Prompt = str | list[int] | Messages
+Api = Literal["openai_completions", "sglang_generate"]
+Prompt = str | list[int]  # text or token ids
 
 CHUNK_OF_EVENTS = b"\n\n\r\n"  # the end of a chunk that holds whole events
 DONE = b"[DONE]"
@@ -36,15 +36,15 @@ class Generation(msgspec.Struct, frozen=True):
     model: str
     prompt: Prompt
     output_tokens: int
-    temperature: float
-    ignore_eos: bool
-    stream: bool
-    continuous_usage: bool
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    stream: bool = False
+    continuous_usage: bool = False
 
 
-def _openai_body(asked: Generation, prompt_key: str) -> dict[str, Any]:
+def _openai_body(asked: Generation) -> dict[str, Any]:
     body: dict[str, Any] = {"model": asked.model, "max_tokens": asked.output_tokens, "temperature": asked.temperature,
-                            "stream": asked.stream, prompt_key: asked.prompt}
+                            "stream": asked.stream, "prompt": asked.prompt}
     if asked.ignore_eos:
         body["ignore_eos"] = True
     if asked.stream:
@@ -58,24 +58,10 @@ def _generate_body(asked: Generation) -> dict[str, Any]:
     sampling: dict[str, Any] = {"max_new_tokens": asked.output_tokens, "temperature": asked.temperature}
     if asked.ignore_eos:
         sampling["ignore_eos"] = True
-    text = as_text(asked.prompt)
-    prompt = {"input_ids": asked.prompt} if text is None else {"text": text}
-    return {"sampling_params": sampling, "stream": asked.stream, **prompt}
+    prompt_key = "text" if isinstance(asked.prompt, str) else "input_ids"
+    return {"sampling_params": sampling, "stream": asked.stream, prompt_key: asked.prompt}
 
 
-def is_messages(prompt: Prompt) -> TypeGuard[Messages]:
-    """True for a list of chat messages."""
-    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
-
-
-def as_text(prompt: Prompt) -> str | None:
-    """A prompt as plain text, chat messages without a chat template; None for token ids."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(f"{m['role']}: {m['content']}" for m in prompt) if is_messages(prompt) else None
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNT)]
 _ABSENT = msgspec.Raw(b"")
 _EMPTY = (b"", b"null", b'""', b"[]")
 
@@ -108,14 +94,8 @@ class Event(msgspec.Struct):
         return False
 
 
-class _Delta(msgspec.Struct):
-    content: msgspec.Raw = _ABSENT
-    reasoning_content: msgspec.Raw = _ABSENT
-    tool_calls: msgspec.Raw = _ABSENT
-
-
 class _Choice(msgspec.Struct):
-    delta: _Delta | None = None  # of chats only
+    """One choice: its presence stands for output."""
 
 
 class OpenAIEvent(Event):
@@ -123,11 +103,7 @@ class OpenAIEvent(Event):
 
     @property
     def brings_output(self) -> bool:
-        for choice in self.choices or ():  # a loop, since a generator costs a fifth of an event's time
-            delta = choice.delta  # the first one of a chat may have a role and no content
-            if delta is None or _any_of(delta.content, delta.reasoning_content, delta.tool_calls):
-                return True
-        return False
+        return bool(self.choices)
 
     @property
     def only_usage(self) -> bool:
@@ -155,12 +131,9 @@ class WireFormat(msgspec.Struct, frozen=True):
     decode: Callable[[bytes], Event]
 
 
-_openai_event = msgspec.json.Decoder(OpenAIEvent).decode
-COMPLETIONS = WireFormat("/v1/completions", lambda asked: _openai_body(asked, "prompt"), _openai_event)
-CHAT = WireFormat("/v1/chat/completions", lambda asked: _openai_body(asked, "messages"), _openai_event)
+COMPLETIONS = WireFormat("/v1/completions", _openai_body, msgspec.json.Decoder(OpenAIEvent).decode)
 GENERATE = WireFormat("/generate", _generate_body, msgspec.json.Decoder(GenerateEvent).decode)
-# API: (format of prompts as text or token ids, format of chat messages)
-WIRE_FORMATS = {"openai": (COMPLETIONS, CHAT), "sglang": (GENERATE, GENERATE)}
+WIRE_FORMATS: dict[Api, WireFormat] = {"openai_completions": COMPLETIONS, "sglang_generate": GENERATE}
 
 
 class FinalCounts(NamedTuple):

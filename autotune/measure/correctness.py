@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from autotune.loadgen.requests import PromptSet, complete
-from autotune.loadgen.spec import PromptSpec, Target
+from autotune.loadgen.workload import PromptSpec, Target
 from autotune.records import UsageError
 from autotune.utils.files import read_plain, write_json
 from autotune.utils.http import BadAnswer, NoAnswer

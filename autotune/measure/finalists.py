@@ -16,17 +16,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from autotune.measure.statistics import student_t
 from autotune.records import UsageError
+from autotune.utils.validation import Count
 
 BASELINE_FAILURES = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class ConfirmSettings:
-    """`alpha` bounds the chance of reporting any winner when no finalist is better than the baseline. Decisions are
-    taken after `min_rounds`..`max_rounds` rounds. Finalists that cannot gain `worth` (a share) any more are dropped."""
+    """study.confirm: the re-launches of at most `finalists` configurations before the verdict; 0: no confirmation.
 
+    `alpha` bounds the chance of reporting any winner when no finalist is better than the baseline. Decisions are taken
+    after `min_rounds`..`max_rounds` rounds. Finalists that cannot gain `worth` (a share) any more are dropped.
+    """
+
+    finalists: Count
     alpha: float
     min_rounds: int
     max_rounds: int
@@ -173,6 +177,8 @@ class Confirmation:
 
     def _difference(self, key: str, other: str) -> tuple[float, float, float]:
         """Mean difference of logarithms and its interval, at the level of one look at one finalist."""
+        from autotune.measure.statistics import student_t
+
         n, keys = self.rounds, (self.baseline, *self.live)
         table = [self._logs[k][:n] for k in keys]
         grand = sum(map(sum, table)) / (n * len(keys))

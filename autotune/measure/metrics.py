@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 from typing import Self
 
-from autotune.loadgen.spec import MetricNames, Target
+from autotune.loadgen.workload import MetricNames, Target
 from autotune.utils.http import BadAnswer, NoAnswer, ask
 
 INTERVAL_S = 2.0

@@ -19,11 +19,11 @@ from statistics import fmean, variance
 
 from autotune.loadgen.client import LoadClient
 from autotune.loadgen.requests import chars_per_token
-from autotune.loadgen.result import NO_FAILURES, Reply, Tick, write_replies
-from autotune.loadgen.spec import LoadFailure, LoadOrder, LoadSpec, Target, WindowSettings
+from autotune.loadgen.result import NO_FAILURES, LoadFailure, Reply, Tick, write_replies
+from autotune.loadgen.workload import LoadOrder, LoadSpec, Target, WorkloadSettings
 from autotune.measure.limits import Limits
 from autotune.measure.metrics import MetricsReader
-from autotune.measure.statistics import relative_half_width
+from autotune.measure.statistics import gaps, percentiles, relative_half_width, token_arrivals, tokens_between
 from autotune.power.meter import DeviceLost, Meter, Reading
 from autotune.records import Measurement
 from autotune.utils.http import BadAnswer, NoAnswer
@@ -52,7 +52,7 @@ class Pulse:
         return now - then if now is not None and then is not None else self.t - since.t
 
 
-def measure(target: Target, load: LoadSpec, meter: Meter, settings: WindowSettings, *, limits: Limits,
+def measure(target: Target, load: LoadSpec, meter: Meter, settings: WorkloadSettings, *, limits: Limits,
             alive: Callable[[], bool], progress: Callable[[str], None],
             record: pathlib.Path | None = None, hide: Callable[[str], str] = str) -> Measurement | LoadFailure:
     """Measure `target` under `load`; blocks until done. A KeyboardInterrupt ends the load and is raised again.
@@ -90,7 +90,7 @@ def measure(target: Target, load: LoadSpec, meter: Meter, settings: WindowSettin
 class _Run:
     """One running load: waits in small steps, and ends when the server dies or too many requests fail."""
 
-    def __init__(self, client: LoadClient, load: LoadSpec, meter: Meter, settings: WindowSettings,
+    def __init__(self, client: LoadClient, load: LoadSpec, meter: Meter, settings: WorkloadSettings,
                  alive: Callable[[], bool], progress: Callable[[str], None], started: float) -> None:
         self.client, self.load, self.meter, self.settings = client, load, meter, settings
         self.alive, self.progress, self.started = alive, progress, started
@@ -107,7 +107,7 @@ class _Run:
             answered = tick.finished >= self.load.concurrency
             self.say(f"warm-up {waited:.0f} s: {_rate(pulses, s.settle_s):.0f} tok/s, "
                      f"{tick.finished} of {self.load.concurrency} requests answered", tick)
-            if waited >= s.warmup_min_s and answered and self.steady(pulses):
+            if waited >= s.warmup_s and answered and self.steady(pulses):
                 return True
             if waited >= s.warmup_max_s and tick.finished:
                 return False
@@ -134,7 +134,7 @@ class _Run:
                                        [b.spent(a) for a, b in pairwise(pulses)])
             self.say(f"window {length:.0f} s: {_rate(pulses, length):.0f} tok/s"
                      + (f" \u00b1 {100 * half:.1f} %" if half is not None else ""), tick)
-            if length >= s.max_s or (length >= s.min_s and half is not None and half <= s.precision):
+            if length >= s.window_max_s or (length >= s.window_s and half is not None and half <= s.precision):
                 return pulses
 
     def step(self, seconds: float) -> Tick:
@@ -151,7 +151,7 @@ class _Run:
 
     def check_errors(self, tick: Tick) -> None:
         s, done = self.settings, tick.finished + tick.errors
-        if tick.errors >= s.error_count_min and tick.errors > s.error_rate_limit * done:
+        if tick.errors >= s.min_errors and tick.errors > s.max_error_rate * done:
             common = ", ".join(f"{n} {kind}" for kind, n in Counter(tick.kinds).most_common(3))
             hung = all(kind.startswith("timeout") for kind in tick.kinds if kind not in NO_FAILURES)
             raise _Failed(self.failure("hung" if hung else "error_rate",
@@ -193,10 +193,8 @@ class _Run:
     def measurement(self, replies: Sequence[Reply], pulses: Sequence[Pulse], limits: Limits,
                     counted_length: float | None, reasons: list[str]) -> Measurement:
         """The window's measurement; `reasons` found so far, `counted_length` the server's own acceptance length."""
-        from autotune.measure import latency
-
         start, end = pulses[0].t, pulses[-1].t
-        blocks = latency.tokens_between(latency.token_arrivals(replies), [p.t for p in pulses])
+        blocks = tokens_between(token_arrivals(replies), [p.t for p in pulses])
         half = relative_half_width(blocks, [b.spent(a) for a, b in pairwise(pulses)])
         ended = [r for r in replies if r.ended is not None and start <= r.ended < end]
         ok, failed = [r for r in ended if r.ok], [r for r in ended if r.failed]
@@ -204,7 +202,7 @@ class _Run:
             reasons.append("too_few_requests")
         if ok and all(r.completion_tokens is None for r in ok):
             reasons.append("no_usage")
-        if len(failed) > self.settings.error_rate_limit * len(ended):
+        if len(failed) > self.settings.max_error_rate * len(ended):
             reasons.append("error_rate")
         tokens, ended_tokens = round(sum(blocks)), sum(r.tokens for r in ok)
         good = sum(r.tokens for r in ok if limits.good(r))
@@ -213,9 +211,9 @@ class _Run:
         return Measurement(
             output_tokens=tokens, window_s=end - start, requests=len(ok), errors=len(failed),
             concurrency=self.load.concurrency, energy=self.meter.energy(pulses[0].reading, pulses[-1].reading),
-            ttft_ms=latency.percentiles([r.ttft_s for r in replies if r.times and start <= r.times[0] < end]),
-            tpot_ms=latency.percentiles([r.tpot_s for r in ok]), e2e_ms=latency.percentiles([r.e2e_s for r in ok]),
-            itl_ms=latency.percentiles(latency.gaps(replies, start, end)),
+            ttft_ms=percentiles([r.ttft_s for r in replies if r.times and start <= r.times[0] < end]),
+            tpot_ms=percentiles([r.tpot_s for r in ok]), e2e_ms=percentiles([r.e2e_s for r in ok]),
+            itl_ms=percentiles(gaps(replies, start, end)),
             prompt_tokens=sum(prompts) if prompts else None, accept_length=_accept_length(ok) or counted_length,
             relative_error=half if half is not None and math.isfinite(half) else None, reasons=tuple(reasons),
             error_kinds=dict(Counter(r.kind for r in failed) + Counter(retry=retries)),

@@ -1,9 +1,8 @@
 """The effect of each choice: configurations that differ in that choice only, compared pairwise.
 
-The factor is the geometric mean of the ratios; its interval comes from their spread (Student's t on the
-logarithms), or from the windows' own errors for a single pair. Parameters that exist only under a choice
-(`when`) are left out of the comparison, since they cannot be held fixed across it. Choices that were only ever
-changed together are compared together, against the baseline's server under the same load.
+The factor is the geometric mean of the ratios; its interval comes from their spread (Student's t on the logarithms), or
+from the windows' own errors for a single pair. Parameters that exist only under a choice (`when`) are left out of the
+comparison. Choices that were only ever changed together are compared together, against the baseline's server.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from autotune.space.space import Param, Space
 
 MOST_TOGETHER = 4  # choices of one lever
 MOST_FREEDOM = 200  # degrees of freedom in the table of Student's t
-LARGEST_LOG = 700.0  # beyond it, exp() overflows
 
 
 class Lever(NamedTuple):
@@ -115,25 +113,20 @@ def _lever(choices: Mapping[str, Value], bases: Mapping[str, Value], load: bool,
            pairs: Sequence[tuple[Tested, Tested]]) -> Lever:
     logs = [math.log(b.value / a.value) for a, b in pairs]
     mean = statistics.fmean(logs)
-    half = _window_error(pairs)
+    errors = [entry.relative_error for pair in pairs for entry in pair]
+    known = [error for error in errors if error is not None]
+    half = math.hypot(*known) / len(pairs) if len(known) == len(errors) else None  # from the windows' own errors
     if len(logs) > 1:
         freedom = min(len(logs) - 1, MOST_FREEDOM)
         spread = statistics.stdev(logs) / math.sqrt(len(logs)) * student_t(0.975, freedom)
         half = max(spread, half or 0.0)
     low, high = (None, None) if half is None else (bounded_exp(mean - half), bounded_exp(mean + half))
-    return Lever(dict(choices), dict(bases), bounded_exp(mean), low, high, len(pairs), load)
+    return Lever(choices, bases, bounded_exp(mean), low, high, len(pairs), load)
 
 
 def bounded_exp(log: float) -> float:
     """exp(log) without overflow."""
-    return math.exp(min(log, LARGEST_LOG))
-
-
-def _window_error(pairs: Sequence[tuple[Tested, Tested]]) -> float | None:
-    """Half-width of the mean log ratio from the windows' own errors; None when one is unknown."""
-    errors = [entry.relative_error for pair in pairs for entry in pair]
-    known = [min(error, LARGEST_LOG) for error in errors if error is not None]
-    return math.hypot(*known) / len(pairs) if len(known) == len(errors) else None
+    return math.exp(min(log, 700.0))
 
 
 def _dependents(space: Space, names: set[str]) -> set[str]:

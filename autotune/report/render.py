@@ -1,6 +1,6 @@
-"""The verb report: report.html and report.md from Jinja templates, and the escaping that keeps text from being markup.
+"""The verb report: report.html and report.md from Jinja templates, the summary on the terminal, JSON for scripts.
 
-    report(settings, study)             # writes both files, prints the summary
+    report(settings, study)             # writes both files, prints the summary: the verdict first, then tables
     markdown("note.jinja", **content)   # for optuna-dashboard
 """
 
@@ -12,24 +12,33 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import jinja2
+import rich.box
+import rich.console
+import rich.table
+import rich.text
 from markupsafe import Markup
 
 from autotune.records import UsageError
 from autotune.report import charts, compare, tables, verdict
-from autotune.report.measured import config_text
+from autotune.report.measured import Tested, changed, config_text, value_text
 from autotune.report.story import Conclusion, Story, no_garbage_collection, read
 from autotune.utils.files import output_path, write_output
-from autotune.utils.text import KEPT, REPLACED, count, duration, one_line, printable, slug
+from autotune.utils.text import KEPT, REPLACED, SPELLED, count, duration, one_line, printable, slug
 
 if TYPE_CHECKING:
     from autotune.config.settings import Settings
     from autotune.storage.study import Study
 
-TONES = {Conclusion.IMPROVED: "good", Conclusion.NO_IMPROVEMENT: "plain", Conclusion.UNDECIDED: "warn",
-         Conclusion.NOT_CONFIRMED: "warn", Conclusion.NOTHING_FEASIBLE: "bad", Conclusion.NOTHING_MEASURED: "bad"}
+# Style of the headline on the page and on the terminal.
+TONES = {Conclusion.IMPROVED: ("good", "bold green"), Conclusion.NO_IMPROVEMENT: ("plain", "bold"),
+         Conclusion.UNDECIDED: ("warn", "bold yellow"), Conclusion.NOT_CONFIRMED: ("warn", "bold cyan"),
+         Conclusion.NOTHING_FEASIBLE: ("bad", "bold red"), Conclusion.NOTHING_MEASURED: ("bad", "bold red")}
+COLOURS = {"good": "green", "bad": "red"}  # of table cells on the terminal
+PIPED_WIDTH = 120
+SHOWN = 12  # rows of a table on the terminal; the report has all of them
 
 
 def report(settings: Settings, study: Study) -> int:
@@ -37,8 +46,6 @@ def report(settings: Settings, study: Study) -> int:
 
     With report.format=json only JSON goes to standard output. Raises UsageError for an unsuitable out=.
     """
-    from autotune.report import terminal
-
     with no_garbage_collection():
         if settings.report.compare is not None:
             found = compare.load(settings)
@@ -46,12 +53,12 @@ def report(settings: Settings, study: Study) -> int:
             page = output_path(settings.out, settings.outputs / f"compare-{names}.html")
             content: dict[str, Any] = {"template": "comparison.jinja", "comparison": found, "head": found.head()}
             data: dict[str, Any] = compare.as_data(found)
-            show: Callable[[], None] = functools.partial(terminal.print_comparison, found)
+            show: Callable[[], None] = functools.partial(print_comparison, found)
         else:
             story = read(settings, study)
             page = output_path(settings.out, settings.folder / "report.html")
-            content, data = {"template": "report.jinja", **content_of(story)}, terminal.as_data(story)
-            show = functools.partial(terminal.print_summary, story)
+            content, data = {"template": "report.jinja", **content_of(story)}, as_data(story)
+            show = functools.partial(print_summary, story)
         if page.suffix not in (".html", ".md"):
             raise UsageError(f"out={page}: a report is FILE.html with FILE.md beside it: name one of them, or a folder "
                              "(one that is not there yet ends in a slash)")
@@ -87,7 +94,7 @@ def _head(story: Story) -> dict[str, Any]:
     chips = [story.engine, f"{name} · {device}" if name and device else device, str(made.get("created") or "")[:10],
              f"objective: {story.objective.replace('_', ' ')}"]
     return {"title": f"autotune: {one_line(story.study)}", "kicker": f"autotune report · study {one_line(story.study)}",
-            "headline": verdict.headline(story), "tone": TONES[story.conclusion], "support": verdict.support(story),
+            "headline": verdict.headline(story), "tone": TONES[story.conclusion][0], "support": verdict.support(story),
             "chips": [one_line(x) for x in chips if x],
             "footer": f"{verdict.spent_words(story)}. Stopped: {verdict.stop_words(story)}."}
 
@@ -138,7 +145,7 @@ def _environment(form: str) -> jinja2.Environment:
 
 def _classes(**names: bool) -> Markup:
     held = " ".join(name for name, holds in names.items() if holds)
-    return Markup(' class="{}"').format(held) if held else Markup()
+    return Markup(f' class="{held}"' if held else "")
 
 
 def _block(value: object) -> str:
@@ -168,3 +175,101 @@ def code(text: str) -> Markup:
 def _entities(text: str) -> Markup:
     """Text inside an HTML block of Markdown; every character that Markdown reads as an entity too."""
     return Markup(re.sub(r"[&<>\[\]`*_|]", lambda m: f"&#{ord(m[0])};", one_line(text)))
+
+
+def print_summary(story: Story, file: IO[str] | None = None) -> None:
+    """Write the summary to `file` (default: standard output)."""
+    console = _console(file)
+    console.print(_text(f"Study {story.study}", "dim"))
+    console.print(_text(verdict.headline(story), TONES[story.conclusion][1]))
+    if verdict.support(story):
+        console.print(_text(verdict.support(story)))
+    console.print()
+    base, winner = story.baseline, story.winner
+    if winner is not None:
+        facts = {"Configuration": config_text(winner.config)}
+        if base is not None and base.config != winner.config:
+            facts["Changed"] = ", ".join(f"{name} {value_text(a)} -> {value_text(b)}" for name, (a, b)
+                                         in changed(base.config, winner.config).items())
+        for label, fact in (facts | {"Energy": verdict.energy_words(winner)}).items():
+            console.print(rich.text.Text.assemble((label.ljust(14), "dim"), _text(fact)))
+        console.print()
+        _print(console, tables.figures(story), "")
+    if story.levers:
+        columns = ("Choice", "Instead of", "Change", "95 % interval", "Pairs")
+        _print(console, tables.levers(story.levers, "").only(*columns),
+               "What each choice is worth, one change at a time", SHOWN)
+    _print(console, tables.crashes(story)[0], "Crashes by signature", SHOWN)
+    _print(console, tables.pivots(story).only("After", "Decision", "Region", "Reason"),
+           "Pivots: regions given up, and why", SHOWN)
+    _print(console, tables.untried(story).only("Choices", "Why"), "Never served, and why", SHOWN)
+    if load := tables.load(story):
+        _print(console, load, "Baseline and winner under load")
+    console.print(_text(f"Spent: {verdict.spent_words(story)}."))
+    console.print(_text(f"Trials: {verdict.counts_words(story)}."))
+    console.print(_text(f"Stopped: {verdict.stop_words(story)}."))
+
+
+def print_comparison(comparison: compare.Comparison, file: IO[str] | None = None) -> None:
+    console, head = _console(file), comparison.head()
+    console.print(_text(head["headline"], "bold"))
+    console.print(_text("\n".join((head["support"], *comparison.caveats)), keep="\n"))
+    console.print()
+    for _, title, data in comparison.tables():
+        _print(console, data, data.caption or title)
+
+
+def _console(file: IO[str] | None) -> rich.console.Console:
+    stream = file or sys.stdout
+    return rich.console.Console(file=stream, width=None if stream.isatty() else PIPED_WIDTH, highlight=False,
+                                markup=False, emoji=False)
+
+
+def _text(words: str, style: str = "", keep: str = "") -> rich.text.Text:
+    """Words for the terminal, without characters that would move its cursor."""
+    return rich.text.Text(printable(words, keep=keep, instead=SPELLED), style=style)
+
+
+def _print(console: rich.console.Console, data: tables.Table, title: str, most: int | None = None) -> None:
+    """Print the first rows of a table (`most`, or all) and an empty line; nothing for a table without rows."""
+    if not data.rows:
+        return
+    tty = console.is_terminal
+    more = len(data.rows) - len(data.rows[:most])
+    shown = rich.table.Table(title=_text(title) if title else None, title_justify="left",
+                  title_style="bold", header_style="dim", box=rich.box.SIMPLE if tty else None, pad_edge=False,
+                  padding=(0, 1) if tty else (0, 2, 0, 0), caption_justify="left",
+                  caption=f"{more:,} more in the report" if more else None)
+    for column in data.columns:
+        shown.add_column(_text(column.title), justify="right" if column.numeric else "left", overflow="fold")
+    for row in data.rows[:most]:
+        shown.add_row(*(_text(cell.text, COLOURS.get(cell.tone, "")) for cell in row))
+    console.print(shown)
+    console.print()
+
+
+def as_data(story: Story) -> dict[str, Any]:
+    """The summary for scripts. Keys are stable; unknown figures are absent."""
+    return {
+        "study": story.study, "conclusion": str(story.conclusion), "headline": verdict.headline(story),
+        "objective": story.objective, "unit": story.unit,
+        "winner": _tested(story.winner), "baseline": _tested(story.baseline),
+        "gain": story.gain and story.gain._asdict(), "limits": [limit._asdict() for limit in story.limits],
+        "finalists": [_tested(t) for t in story.finalists],
+        "counts": story.counts._asdict(), "spent_s": story.spent._asdict(),
+        "levers": [lever._asdict() for lever in story.levers],
+        "crashes": [{"signature": g.signature, "category": g.crash.category, "stage": g.crash.stage,
+                     "blame": g.crash.blame, "trials": g.trials, "launches": g.launches, "cost_s": g.cost_s,
+                     "explanation": g.crash.explanation, "next_step": g.crash.next_step,
+                     "suspects": [s._asdict() for s in g.suspects]} for g in story.crashes],
+        "pivots": story.pivots, "never_served": [u._asdict() for u in story.untried], "matrix": story.matrix,
+        "stop": story.stop, "confirmation": story.confirmation, "neighbours": story.neighbours,
+        "identity": story.identity, "provenance": story.provenance}
+
+
+def _tested(entry: Tested | None) -> dict[str, Any] | None:
+    if entry is None:
+        return None
+    return {"trial": entry.trial, "trials": entry.trials, "config": entry.config, "value": entry.value,
+            "relative_error": entry.relative_error, "feasible": entry.feasible, "figures": entry.figures,
+            "limit_ratios": entry.ratios, "energy_source": entry.energy.source, "energy_assumed": entry.energy.assumed}

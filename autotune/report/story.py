@@ -254,7 +254,9 @@ def summarize(study: str, space: Space, objective: str, limits: Mapping[str, flo
     decided = confirmation.get("decided")
     conclusion = Conclusion.NOTHING_MEASURED if not measured else Conclusion.NOTHING_FEASIBLE if best is None else \
         Conclusion(decided) if decided in DECIDED else Conclusion.NOT_CONFIRMED
-    winner = _winner(conclusion, confirmation, measured, baseline, best)
+    # The configuration to run: the baseline when nothing beats it, the confirmed one, else the best measured.
+    confirmed = next((t for t in measured if confirmation.get("winner") in t.trials), None)
+    winner = (baseline if conclusion is Conclusion.NO_IMPROVEMENT else None) or confirmed or best
     stop = dict(attrs.get("stop") or {})
     return Story(
         study=study, space=space, objective=objective, conclusion=conclusion, baseline=baseline,
@@ -265,13 +267,3 @@ def summarize(study: str, space: Space, objective: str, limits: Mapping[str, flo
         measured=tuple(measured), records=tuple(records), identity=dict(attrs.get("identity") or {}),
         provenance=dict(attrs.get("provenance") or {}), stop=stop, confirmation=confirmation,
         strategy=str(attrs.get("strategy") or ""), neighbours=dict(attrs.get("neighbours") or {}))
-
-
-def _winner(conclusion: Conclusion, confirmation: Mapping[str, Any], measured: Sequence[Tested],
-            baseline: Tested | None, best: Tested | None) -> Tested | None:
-    """The configuration to run: the confirmed one; the baseline when nothing beats it; else the best measured."""
-    number = confirmation.get("winner")
-    named = next((t for t in measured if number in t.trials), None) if number is not None else None
-    if conclusion is Conclusion.NO_IMPROVEMENT:
-        return baseline or named or best
-    return named or best

@@ -150,12 +150,8 @@ def _load_of_trials(story: Story) -> Table | None:
             found.setdefault(config_key(load), (load, {}))[1][name] = {**entry.figures, "": entry.value}
     if len(found) < 2:
         return None
-
-    def position(name: str, value: Any) -> int:
-        choices = [repr(c) for c in story.space.param(name).choices]
-        return choices.index(repr(value)) if repr(value) in choices else len(choices)
-
-    ordered = sorted(found.values(), key=lambda pair: [position(*item) for item in pair[0].items()])
+    order = {(p.name, repr(choice)): i for p in story.space.load_params for i, choice in enumerate(p.choices)}
+    ordered = sorted(found.values(), key=lambda pair: [order[name, repr(value)] for name, value in pair[0].items()])
     units = {"": story.unit} | ({"tokens_per_s": "tok/s"} if story.unit != "tok/s" else {})
     return _by_load(("Load",), [((config_text(load),), rows) for load, rows in ordered],
                     sorted(servers.values()), units, "", ">Change")
@@ -215,8 +211,8 @@ def acceptance(story: Story) -> tuple[Table, int] | None:
     if not servers:
         return None
     base_server = story.space.split(story.space.baseline)[0]
-    base = {config_key(load): entry for entry in story.measured
-            for server, load in [story.space.split(entry.config)] if config_key(server) == config_key(base_server)}
+    base = {config_key(story.space.split(entry.config)[1]): entry for entry in story.measured
+            if server_key(story.space, entry.config) == server_key(story.space, base_server)}
     speed = [] if story.unit == "tok/s" else [">tok/s"]
     rows: list[tuple[str, ...]] = []
     for group in list(servers.values())[:MOST_SERVERS]:

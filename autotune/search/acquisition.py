@@ -6,7 +6,7 @@ Gains are natural logs of objective / best objective; a small gain is about the 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -64,8 +64,7 @@ class Forecast(NamedTuple):
 
     def inside(self, when: Mapping[int, tuple[int, ...]]) -> Mask:
         """(n,) True where the server part has one of the codes of each column in `when`."""
-        inside: Mask = np.all([np.isin(self.rows[:, column], codes) for column, codes in when.items()], axis=0)
-        return inside
+        return np.asarray(np.all([np.isin(self.rows[:, column], codes) for column, codes in when.items()], axis=0))
 
 
 def forecast_launches(memory: Observations, beliefs: Sequence[Belief], crashes: CrashModel, rows: Codes,
@@ -133,7 +132,10 @@ def next_load(gains: Floats, repeats: Floats, measure_s: float, bar: float, fres
 
 
 def repeats(memory: Observations, posterior: Posterior, key: Key) -> Floats:
-    """(L,) worth of measuring each load part of a live server again, for the choice of the winner."""
+    """(L,) worth of measuring each load part of a live server again, for the choice of the winner.
+
+    Knowledge gradient for one normal among known ones (Frazier, Powell and Dayanik 2009).
+    """
     out = np.zeros(len(memory.grid.load_rows))
     feasible = memory.leading()
     if len(feasible) < 2 or not any(k == key for k, _ in feasible):
@@ -144,18 +146,10 @@ def repeats(memory: Observations, posterior: Posterior, key: Key) -> Floats:
     for i, (k, load) in enumerate(feasible):
         again = memory.servers[k].values[load]
         if k == key and len(again) < MOST_REPEATS:
-            noise = again[-1].relative_noise or NOISE
-            out[load] = worth_of_repeat(mean[i], sd[i], noise, np.delete(mean, i).max())
+            shift = sd[i] * sd[i] / math.hypot(sd[i], again[-1].relative_noise or NOISE)
+            rival = np.delete(mean, i).max()
+            out[load] = expected_improvement(-np.abs(mean[i] - rival), np.maximum(shift, 1e-9), 0.0)
     return out
-
-
-def worth_of_repeat(mean: float, sd: float, noise: float, rival: float) -> float:
-    """Expected gain of one more measurement (sd `noise`) of a value believed to be mean +- sd, against a rival's mean.
-
-    Knowledge gradient for one normal among known ones (Frazier, Powell and Dayanik 2009).
-    """
-    shift = sd * sd / math.hypot(sd, noise)
-    return float(expected_improvement(np.array(-abs(mean - rival)), np.array(max(shift, 1e-9)), 0.0))
 
 
 def unfamiliar(memory: Observations, crashes: CrashModel, posterior: Posterior, key: Key) -> int | None:
@@ -180,14 +174,6 @@ def unfamiliar(memory: Observations, crashes: CrashModel, posterior: Posterior, 
     return int(np.argmax(np.where(open_, seen.mean[0], -np.inf))) if open_.any() else None
 
 
-def assuming_baseline_starts(crashes: CrashModel, baseline: Key, busy: Collection[Key]) -> CrashModel:
-    """The crash model under the assumption that a pending baseline comes up."""
-    if baseline not in busy:
-        return crashes
-    passed = np.concatenate([crashes.passed, np.array([baseline], dtype=np.int16)])
-    return CrashModel(crashes.grid, passed, crashes.served, crashes.failures)
-
-
 def without_choices_under_test(crashes: CrashModel, rows: Codes, worth: Floats, busy: Sequence[Key],
                                least: float) -> Floats:
     """(n,) worth with 0 for choices that pending launches try first; unchanged if nothing else is worth `least`.
@@ -203,21 +189,18 @@ def without_choices_under_test(crashes: CrashModel, rows: Codes, worth: Floats, 
     return np.where(tested, 0.0, worth) if (worth[~tested] >= least).any() else worth
 
 
-def with_pending(data: Data, belief: Posterior, rows: Codes, loads: Sequence[int]) -> Data:
-    """Measurements plus the pending ones at their expected values: means stay, uncertainty shrinks."""
-    seen = belief.predict(rows)
+def with_pending(data: Data, belief: Posterior | Prior, rows: Codes, loads: Sequence[int]) -> Data:
+    """Measurements plus the pending ones at their expected values: means stay, uncertainty shrinks.
+
+    belief: the prior before the first measurement; `data` is then ignored.
+    """
     at = np.arange(len(rows)), np.array(loads, dtype=np.intp)
+    if isinstance(belief, Prior):
+        return Data(rows, at[1], belief.mean(rows)[at][:, None], np.full(len(rows), NOISE))
+    seen = belief.predict(rows)
     y = np.stack([seen.mean[at], *(ratio[at] for ratio in seen.ratios)], axis=1)
-    return Data(np.concatenate([data.rows, rows]), np.concatenate([data.loads, at[1]]),
-                np.concatenate([data.y, y.reshape(len(rows), data.y.shape[1])]),
+    return Data(np.concatenate([data.rows, rows]), np.concatenate([data.loads, at[1]]), np.concatenate([data.y, y]),
                 np.concatenate([data.noise, np.full(len(rows), NOISE)]))
-
-
-def expected_from_prior(prior: Prior, rows: Codes, loads: Sequence[int]) -> Data:
-    """Pending measurements at their prior means, before the first real measurement."""
-    at = np.array(loads, dtype=np.intp)
-    y = prior.mean(rows)[np.arange(len(rows)), at]
-    return Data(rows, at, y[:, None], np.full(len(rows), NOISE))
 
 
 def expected_best(best: float, belief: Posterior, rows: Codes, chance: Floats) -> float:

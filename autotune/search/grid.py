@@ -1,6 +1,6 @@
 """A space as integer arrays: one column per parameter, one row per configuration.
 
-    grid = Grid(space, seed=0)
+    grid = Grid(space)
     rows = grid.servers(rng, around)        # (n, P) codes of allowed server parts
     grid.allowed(rows)                      # (n, L) which of the load parts each may be measured under
 
@@ -29,9 +29,8 @@ ENUMERATED = 3000  # most server parts to enumerate; a larger space is sampled w
 class Grid:
     """Encodes configurations of `space` and lists candidates."""
 
-    def __init__(self, space: Space, most: int = ENUMERATED) -> None:
+    def __init__(self, space: Space) -> None:
         self.space = space
-        self.most = most
         self.server_params = space.server_params
         self.load_params = space.load_params
         self.params = self.server_params + self.load_params
@@ -46,7 +45,7 @@ class Grid:
         self._pair_size = np.array([sizes[j] for _, j in self._pairs], dtype=np.intp)
         self.load_rows = self._walk(self.load_params, self.width)
         self._whole_pairs: NDArray[np.intp] | None = None
-        self.whole = self._filtered(self._walk(self.server_params, 0)) if space.size() <= most else None
+        self.whole = self._filtered(self._walk(self.server_params, 0)) if space.size() <= ENUMERATED else None
         if self.whole is not None:
             self._whole_pairs = self.pair_codes(self.whole)
 
@@ -72,8 +71,7 @@ class Grid:
         if servers is self.whole and self._whole_pairs is not None:
             return self._whole_pairs
         left, right = servers[:, self._pair_left], servers[:, self._pair_right]
-        out: NDArray[np.intp] = self._pair_offset + left.astype(np.intp) * self._pair_size + right
-        return out
+        return np.asarray(self._pair_offset + left.astype(np.intp) * self._pair_size + right)
 
     def decode(self, row: Codes, params: Sequence[Param]) -> dict[str, Value]:
         return {p.name: p.choices[int(c)] for p, c in zip(params, row, strict=True) if int(c) < len(p.choices)}
@@ -89,10 +87,10 @@ class Grid:
         if self.whole is not None:
             return self.whole
         sizes = np.array([len(p.choices) for p in self.server_params])
-        blocks = [rng.integers(0, sizes, size=(self.most // 2, self.width)).astype(np.int16)]
+        blocks = [rng.integers(0, sizes, size=(ENUMERATED // 2, self.width)).astype(np.int16)]
         centres = list(around)
         for centre in centres:
-            near = np.repeat(centre[None, :], self.most // (2 * len(centres)), axis=0)
+            near = np.repeat(centre[None, :], ENUMERATED // (2 * len(centres)), axis=0)
             near = np.concatenate([near, self._steps(centre)])
             fresh = rng.integers(0, sizes, size=near.shape).astype(np.int16)
             change = rng.random(near.shape) < rng.choice([1.0, 2.0, 4.0], size=(len(near), 1)) / self.width

@@ -3,8 +3,8 @@
     strategy = LaunchAware(space, Limits(launches=40, hours=8.0), seed=0)
 
 Order of decisions: budgets, the baseline, retries after crashes, the launch with the highest worth per second outside
-closed regions, a few checks under stronger assumed effects, the reason to stop. All of it is computed from the
-observations, so a new strategy with the same observations resumes the search; only the count of checks starts anew.
+closed regions, a few checks under stronger assumed effects, the reason to stop. All but the count of checks is computed
+from the observations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 from autotune.records import Config
 from autotune.search import acquisition, regions
 from autotune.search.acquisition import Belief, Costs, Forecast
-from autotune.search.crash_hypotheses import Culprit
 from autotune.search.crash_model import CrashModel
 from autotune.search.grid import Codes, Floats, Grid
 from autotune.search.observations import MANY, Key, Observations
@@ -26,8 +25,6 @@ from autotune.search.strategy import Best, Launch, Limits, Observation, Pivot, S
 from autotune.search.transfer import Past, report
 from autotune.search.value_model import Prior, Strengths, ValueModel
 from autotune.space.space import Space
-
-__all__ = ["LaunchAware", "Limits"]
 
 NEW = 1  # choices per launch that never came up, so that a crash identifies its cause
 CENTRES = 4  # best configurations around which a large space is sampled
@@ -49,7 +46,7 @@ class LaunchAware:
         self.grid = Grid(space)
         self.memory = Observations(self.grid)
         self.past = Past(self.grid, past) if past else None
-        self._value = ValueModel(self.grid, Prior(self.grid, self.past))
+        self._value = ValueModel(self.grid, Prior(self.grid, self.past.effects if self.past else None))
         self._baseline, load = space.split(space.baseline)
         self._baseline_key, self._baseline_load = self.memory.key(self._baseline), self.grid.load_index(load)
         self._busy: set[Key] = set()
@@ -94,11 +91,6 @@ class LaunchAware:
         written, self._pivots = self._pivots, []
         return written
 
-    def culprits(self) -> list[Culprit]:
-        """Possible causes of the crashes so far, likeliest first."""
-        self._learn()
-        return self._crashes.culprits()
-
     def past_report(self) -> str | None:
         """One line on the accuracy of past studies; None without any."""
         if self.past is None:
@@ -141,8 +133,11 @@ class LaunchAware:
         if planned is not None:
             return planned
         forecast = self._forecast(row, self._expecting(), set())
-        if not fresh and self._best is not None and self._leads(*self._best, key):
-            return self._best[1]  # a new leader is measured again: luck makes leaders
+        if not fresh and self._best is not None and self._best[0] == key:
+            _, load, value = self._best
+            if self.memory.uncertain(key, load) and (not self._busy or acquisition.chance_to_stay_best(
+                    value, self._beliefs[0][1], *self._pending()) >= LIKELY):
+                return load  # a new leader is measured again: luck makes leaders
         gains, again = forecast.gains[0], np.zeros(len(self.grid.load_rows))
         if self._beliefs:
             gains = gains if fresh else np.maximum(gains, self._sceptic(row).gains[0])
@@ -152,12 +147,6 @@ class LaunchAware:
         if index is None and self._beliefs:
             index = acquisition.unfamiliar(self.memory, self._crashes, self._beliefs[0][1], key)
         return index
-
-    def _leads(self, best: Key, load: int, value: float, key: Key) -> bool:
-        """True if a server leads with an uncertain value and probably keeps the lead."""
-        if best != key or not self.memory.uncertain(key, load):
-            return False
-        return not self._busy or acquisition.chance_to_stay_best(value, self._beliefs[0][1], *self._pending()) >= LIKELY
 
     def _usual_load(self, row: Codes) -> int:
         """Load part of a server without an expected gain: that of the best, else of the baseline."""
@@ -170,7 +159,10 @@ class LaunchAware:
     def _search(self) -> Launch | Stop:
         self._learn(True)
         least = self.limits.gain
-        crashes = acquisition.assuming_baseline_starts(self._crashes, self._baseline_key, self._busy)
+        crashes = self._crashes
+        if self._baseline_key in self._busy:  # it is assumed to come up
+            passed = np.concatenate([crashes.passed, _row(self._baseline_key)[None]])
+            crashes = CrashModel(self.grid, passed, crashes.served, crashes.failures)
         forecast = self._forecast(self._candidates(), self._expecting(True), self._busy, crashes)
         worth, found = regions.evaluate_regions(forecast, crashes, least, len(self._busy))
         new = crashes.new(forecast.rows)
@@ -190,12 +182,20 @@ class LaunchAware:
         pick = int(np.argmax(worth / forecast.cost_s))
         self._bar = float(worth[pick] / forecast.cost_s[pick])
         key = tuple(forecast.rows[pick].tolist())
-        self._fresh[key] = self._planned(forecast, pick)
-        server = self.memory.servers.get(key)
-        reason = (f"a check before the end: if interactions are strong, it may gain "
-                  f"{float(forecast.gain[pick]):.1%}" if doubts else self._reason(forecast, found, pick))
-        return Launch(self.grid.server(forecast.rows[pick]), reason, float(forecast.gain[pick]),
-                      float(forecast.chance[pick]), "measure" if server else None)
+        gain, chance = float(forecast.gain[pick]), float(forecast.chance[pick])
+        suspects = " and ".join(r.name for r in found if not r.under_load and r.inside[pick])
+        if doubts is not None:
+            reason = f"a check before the end: if interactions are strong, it may gain {gain:.1%}"
+        elif suspects:
+            reason = f"isolates {suspects}: {chance:.0%} chance to start, may gain up to {forecast.upper[pick]:.1%}"
+        else:
+            reason = f"{gain:.1%} expected gain if it starts; {chance:.0%} chance to start"
+        gains = forecast.gains[pick]
+        if self._busy and not self._beliefs:  # another load part than those of pending launches
+            gains = self._forecast(forecast.rows[[pick]], self._expecting(), self._busy).gains[0]
+        self._fresh[key] = int(np.argmax(gains))
+        return Launch(self.grid.server(forecast.rows[pick]), reason, gain, chance,
+                      "measure" if key in self.memory.servers else None)
 
     def _expecting(self, whole: bool = False) -> list[Belief]:
         """Value models that take pending launches into account.
@@ -206,16 +206,14 @@ class LaunchAware:
         if not self._busy:
             return self._beliefs
         rows = np.array(sorted(self._busy), dtype=np.int16)
-        loads = [self._usual_load(row[None]) if (load := self._asked.get(tuple(row.tolist()))) is None else load
-                 for row in rows]
-        strengths = self._strengths
-        if self._beliefs:
-            data = acquisition.with_pending(self.memory.measurements(), self._beliefs[0][1], rows, loads)
-        else:
-            strengths, every = self._value.usual_strengths(), len(self.grid.load_rows)
-            if whole:
-                rows, loads = np.repeat(rows, every, axis=0), list(range(every)) * len(rows)
-            data = acquisition.expected_from_prior(self._value.prior, rows, loads)
+        loads = [self._asked[key] if key in self._asked else self._usual_load(_row(key)[None])
+                 for key in sorted(self._busy)]
+        if whole and not self._beliefs:
+            every = len(self.grid.load_rows)
+            rows, loads = np.repeat(rows, every, axis=0), list(range(every)) * len(rows)
+        data = acquisition.with_pending(self.memory.measurements(),
+                                        self._beliefs[0][1] if self._beliefs else self._value.prior, rows, loads)
+        strengths = self._strengths if self._beliefs else self._value.usual_strengths()
         return [(weight, self._value.fit(data, some)) for weight, some in strengths]
 
     def _pending(self) -> tuple[Codes, Floats]:
@@ -223,12 +221,6 @@ class LaunchAware:
         rows = np.array(sorted(self._busy), dtype=np.int16)
         serving = self._crashes.chance_serving(rows) * self.grid.allowed(rows)
         return rows, self._crashes.chance(rows)[:, None] * serving
-
-    def _planned(self, forecast: Forecast, pick: int) -> int:
-        """The first load part of a launch; before any measurement, another one than those of pending launches."""
-        if self._busy and not self._beliefs:
-            forecast, pick = self._forecast(forecast.rows[[pick]], self._expecting(), self._busy), 0
-        return int(np.argmax(forecast.gains[pick]))
 
     def _mark(self, beliefs: Sequence[Belief]) -> float | None:
         """Log objective to beat; None while nothing feasible is measured or pending."""
@@ -264,25 +256,13 @@ class LaunchAware:
         wild = self._value.fit(self.memory.measurements(), (np.maximum(variance, DOUBT[0] ** 2), DOUBT[1:]))
         return self._forecast(rows, [(1.0, wild)], self._busy)
 
-    def _reason(self, forecast: Forecast, found: Sequence[Region], pick: int) -> str:
-        gain, chance = float(forecast.gain[pick]), float(forecast.chance[pick])
-        where = [r.name for r in found if not r.under_load and r.inside[pick]]
-        if where:
-            return (f"isolates {' and '.join(where)}: {chance:.0%} chance to start, may gain up to "
-                    f"{float(forecast.upper[pick]):.1%}")
-        return f"{gain:.1%} expected gain if it starts; {chance:.0%} chance to start"
-
     def _candidates(self) -> Codes:
-        rng = np.random.default_rng([self.seed, self.memory.count])
-        return self.grid.servers(rng, [_row(k) for k in self._leaders()])
-
-    def _leaders(self) -> list[Key]:
-        """Server parts of the best configurations."""
+        """(n, P) server parts to choose from, in a large space around those of the best configurations."""
         best: dict[Key, float] = {}
         for key, load in self.memory.leading():
             best[key] = max(best.get(key, 0.0), self.memory.servers[key].values[load][0].value or 0.0)
-        leaders = sorted(best, key=lambda k: -best[k])[:CENTRES]
-        return leaders or [self._baseline_key]
+        leaders = sorted(best, key=lambda k: -best[k])[:CENTRES] or [self._baseline_key]
+        return self.grid.servers(np.random.default_rng([self.seed, self.memory.count]), [_row(k) for k in leaders])
 
     def _forecast(self, rows: Codes, beliefs: Sequence[Belief], busy: set[Key],
                   crashes: CrashModel | None = None) -> Forecast:

@@ -7,11 +7,10 @@ import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.records import Blame, Config, Crash, Stage, Value
-from autotune.search.crash_hypotheses import Failure
-from autotune.search.grid import Codes, Grid
+from autotune.search.crash_model import Failure
+from autotune.search.grid import Codes, Floats, Grid
 from autotune.search.strategy import Measured, Observation
 from autotune.search.value_model import Data
 
@@ -31,7 +30,6 @@ class Server:
     """History of one server part; load parts by index."""
 
     row: Codes
-    launches: int = 0
     came_up: bool = False
     launch_crashes: list[Crash] = dataclasses.field(default_factory=list)
     values: dict[int, list[Measured]] = dataclasses.field(default_factory=dict)  # by load index
@@ -51,7 +49,7 @@ class Observations:
         self.limits: list[str] = []
         self._rows = np.zeros((ROOM, grid.width), dtype=np.int16)  # rows of `servers` plus spare capacity
         self._feasible: tuple[int, list[tuple[Key, int]]] = (0, [])
-        self._points: dict[tuple[Key, int], tuple[NDArray[np.float64], float]] = {}
+        self._points: dict[tuple[Key, int], tuple[Floats, float]] = {}
         self.last_good: Key | None = None
         self.environment: list[tuple[int, Key, Crash]] = []  # (earlier launches that came up, server, crash)
 
@@ -72,7 +70,6 @@ class Observations:
         self.count += 1
         self.used_s += observation.cost_s
         self.launches += observation.launch_s > 0
-        server.launches += observation.launch_s > 0
         if isinstance(observation.outcome, Crash):
             self._crash(server, key, load, observation, observation.outcome)
             return
@@ -135,8 +132,7 @@ class Observations:
 
     def _where(self, true: Iterable[bool]) -> Codes:
         """(n, P) codes of the `servers` selected by `true`, oldest first."""
-        rows: Codes = self._rows[:len(self.servers)][np.fromiter(true, dtype=bool, count=len(self.servers))]
-        return rows
+        return np.asarray(self._rows[:len(self.servers)][np.fromiter(true, dtype=bool, count=len(self.servers))])
 
     def works(self, when: Mapping[str, tuple[Value, ...]], under_load: bool) -> bool:
         """True if a server part with one of the choices of each parameter in `when` came up (or was measured)."""
@@ -144,7 +140,7 @@ class Observations:
                    and all(self.grid.server(server.row).get(name) in values for name, values in when.items())
                    for server in self.servers.values())
 
-    def ratios(self, key: Key, load: int) -> tuple[NDArray[np.float64], float]:
+    def ratios(self, key: Key, load: int) -> tuple[Floats, float]:
         """(limits,) mean log of measured / limit of a configuration, and the sd of its noise."""
         y, noise = self._points[key, load]
         return y[1:], noise
@@ -204,7 +200,7 @@ class Observations:
         return self._feasible[1]
 
 
-def _informative(values: NDArray[np.float64]) -> list[int]:
+def _informative(values: Floats) -> list[int]:
     """Indices of `MANY` measured configurations for the value model, oldest first."""
     best = np.argsort(-values, kind="stable")[:MANY // 2]
     newest = np.arange(len(values) - MANY // 4, len(values))

@@ -2,9 +2,8 @@
 
     strategy = OptunaStrategy(space, "tpe", Limits(hours=8.0), seed=0)
 
-One trial is one configuration and one launch, as in a plain Optuna study. A crash is PRUNED with a constraint graded by
-its stage, a violated limit is a constraint, and a forbidden configuration is PRUNED without a launch. The Optuna study
-lives in memory; observations of a resumed study or of another worker become trials of it.
+One trial is one configuration and one launch. A crash is PRUNED with a constraint graded by its stage, a violated limit
+is a constraint, and a forbidden configuration is PRUNED without a launch. The Optuna study lives in memory.
 """
 
 from __future__ import annotations
@@ -64,15 +63,11 @@ class OptunaStrategy:
         again = self._again(first)
         if first or again is not None:
             self.study.enqueue_trial(dict(again or self.space.baseline))
-        with contextlib.ExitStack() as rejected:
+        with contextlib.ExitStack() as rejected:  # until its end they count as running, so that TPE avoids them
             return self._choose(again, first, rejected)
 
     def _choose(self, again: Config | None, first: bool, rejected: contextlib.ExitStack) -> Launch | Stop:
-        """A proposal that no other worker runs.
-
-        Running proposals are pruned when `rejected` is closed; until then they count as running, so that TPE
-        avoids them. A grid names each cell only once.
-        """
+        """A proposal that no other worker runs; proposals that one runs are pruned when `rejected` is closed."""
         for _ in range(TRIES):
             if again is None and self._exhausted():
                 return Stop(StopKind.EXHAUSTED, f"the rest of the grid ({len(self._aside)}) waits for other workers"

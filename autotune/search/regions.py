@@ -1,12 +1,9 @@
 """Pivots, retries and stops: regions closed or reopened by a sum that is computed anew before every launch.
 
-A region is a choice that never came up since it was part of a crash, a choice that comes up but was never measured
-since it was part of a crash under load, or a combination of choices that most probably crashes. An open region of the
-first kind gets isolating launches only: those with nearly the region's best chance, without another suspect.
-
-A region is closed while its best launch does not pay: its chance is too low, its plausible gain times its chance is not
-worth a launch, or the best other launch gains more per second. The sum depends on observations only, so new evidence or
-worse alternatives reopen a region. A region with a large gain gets one more probe when nothing else is left.
+A region is a choice that crashed and never came up, a choice that crashed under load and was never measured, or a
+combination of choices that most probably crashes. An open region of the first kind gets isolating launches only. A
+region is closed while its best launch does not pay: its chance is too low, its plausible gain times its chance is not
+worth a launch, or the best other launch gains more per second.
 """
 
 from __future__ import annotations
@@ -19,8 +16,7 @@ import numpy as np
 
 from autotune.records import Blame, Value
 from autotune.search.acquisition import Forecast
-from autotune.search.crash_hypotheses import Failure, named
-from autotune.search.crash_model import CrashModel
+from autotune.search.crash_model import CrashModel, Failure, named
 from autotune.search.grid import Codes, Floats, Grid, Mask
 from autotune.search.observations import Key, Observations
 from autotune.search.strategy import Launch, Pivot, Stop, StopKind
@@ -211,7 +207,12 @@ def stop_reason(memory: Observations, forecast: Forecast, worth: Floats, least: 
     closed: names of the closed regions. busy: other workers have pending launches.
     """
     came_up = any(s.came_up for s in memory.servers.values())
-    totals = summary(memory, best)
+    server, load = memory.grid.space.split(memory.grid.space.baseline)
+    baseline = memory.key(server), memory.grid.load_index(load)
+    totals = ("nothing feasible was measured" if best is None else
+              "the baseline is already the best" if best == baseline else
+              "the baseline's server is already the best, under another load" if best[0] == baseline[0] else
+              "the best so far stands")
     if not forecast.gain.size or forecast.gain.max() <= 0:
         if busy:
             return Stop(StopKind.EXHAUSTED, "other workers are measuring every remaining configuration")
@@ -230,40 +231,23 @@ def stop_reason(memory: Observations, forecast: Forecast, worth: Floats, least: 
     return None
 
 
-def summary(memory: Observations, best: tuple[Key, int] | None) -> str:
-    """Comparison of the best configuration with the baseline, in words."""
-    if best is None:
-        return "nothing feasible was measured"
-    server, load = memory.grid.space.split(memory.grid.space.baseline)
-    if best == (memory.key(server), memory.grid.load_index(load)):
-        return "the baseline is already the best"
-    if best[0] == memory.key(server):
-        return "the baseline's server is already the best, under another load"
-    return "the best so far stands"
-
-
 BASELINE_CHANCE = 0.95
 RETRY_CHANCE = 0.5
 
 
 def after_crashes(memory: Observations, crashes: CrashModel, busy: AbstractSet[Key],
                   candidates: Callable[[], Codes]) -> Launch | Stop | None:
-    """A retry after a transient crash, a check of the host after an environment crash, or None."""
+    """A retry after a transient crash, one launch that checks the host after an environment crash, or None.
+
+    The last good configuration shows whether the host still works. A crashed configuration with a choice that never
+    came up needs no check: the host lacks that feature.
+    """
     for key, server in memory.servers.items():
         blamed = [crash.blame for crash in server.launch_crashes]
         if not server.came_up and blamed == [Blame.TRANSIENT] and key not in busy:
             return Launch(memory.grid.server(server.row), f"its crash ({server.launch_crashes[0].category}) looked "
                           "transient: one retry, then it counts against the configuration", 0.0, RETRY_CHANCE,
                           intent="retry")
-    return _confirmation(memory, crashes, busy, candidates)
-
-
-def _confirmation(memory: Observations, crashes: CrashModel, busy: AbstractSet[Key],
-                  candidates: Callable[[], Codes]) -> Launch | Stop | None:
-    """One launch of the last good configuration if an environment crash may mean that the host is broken.
-
-    A crashed configuration with a choice that never came up needs no check: the host lacks that feature.
-    """
     confirmed = {crash.signature for passes, _, crash in memory.environment if memory.passes > passes}
     doubted = [e for e in memory.environment if e[0] == memory.passes and e[2].signature not in confirmed]
     if memory.last_good is not None:

@@ -4,8 +4,7 @@
     while load := strategy.next_load(step.server):  # load parts on the live server, until None
         strategy.tell(Observation(step.server, load, outcome, cost_s=...))
 
-A strategy is a pure function of its seed and of the observations it received, in order. A new strategy with the past
-observations of a study resumes it.
+A strategy is a pure function of its seed and observations, in order: a new one with a study's observations resumes it.
 """
 
 from __future__ import annotations
@@ -152,6 +151,7 @@ class Pivot:
 
 class Strategy(Protocol):
     """A search strategy, deterministic given its seed and observations."""
+
 
     def propose(self) -> Launch | Stop:
         """The next server part to launch, or the reason to stop."""

@@ -2,20 +2,16 @@
 
 The log of the objective is a constant plus a curve over the load, an effect of each server parameter, and effects of
 pairs of parameters and of a parameter under a load (ANOVA kernel: Durrande et al., "ANOVA kernels and RKHS of zero mean
-functions", 2013). Logarithms, because factors multiply on real servers. Neighbouring choices of a numeric parameter are
-similar. A small grid of strengths of effects is weighed by marginal likelihood (Rasmussen and Williams 2006, eq. 5.8).
-Limits (log of measured / limit) share the kernel, because they follow the same throughput.
-
-The prior mean comes from the space's `belief` and past studies. A belief is a range of factors: its middle (in logs)
-is the mean of the choice's effect, and a third of its width the standard deviation. A choice without a belief is
-expected slightly below the baseline's, because baselines are chosen with care.
+functions", 2013). A small grid of strengths of effects is weighed by marginal likelihood (Rasmussen and Williams 2006,
+eq. 5.8). Limits (log of measured / limit) share the kernel, because they follow the same throughput.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,8 +130,7 @@ class ValueModel:
                       for i, table in enumerate(self.server_tables)]).reshape(len(variance), len(rows))
         first = np.sqrt(variance) @ u
         pairs = (u.sum(axis=0) ** 2 - (u ** 2).sum(axis=0)) / 2
-        out: Floats = OVERALL ** 2 + RESIDUAL ** 2 + LOAD ** 2 + (1 + share[1]) * first + share[0] * pairs
-        return out
+        return np.asarray(OVERALL ** 2 + RESIDUAL ** 2 + LOAD ** 2 + (1 + share[1]) * first + share[0] * pairs)
 
     def load_likeness(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
         """(len(a), len(b)) correlation of the curve over the load between load parts."""
@@ -148,13 +143,11 @@ class ValueModel:
     def _rest(self, data: Data, trust: float) -> Floats:
         """(n,) centred residual of the log objective after the prior mean."""
         rest = data.y[:, 0] - self.prior.mean(data.rows, trust)[np.arange(len(data.rows)), data.loads]
-        out: Floats = rest - rest.mean()
-        return out
+        return np.asarray(rest - rest.mean())
 
     def _same(self, a: Codes, b: Codes) -> Mask:
         """(len(a), len(b)) True for equal server parts."""
-        same: Mask = np.equal.outer(a.astype(np.int64) @ self._naming, b.astype(np.int64) @ self._naming)
-        return same
+        return np.asarray(np.equal.outer(a.astype(np.int64) @ self._naming, b.astype(np.int64) @ self._naming))
 
 
 class Posterior:
@@ -224,16 +217,14 @@ def _sums(variance: Floats, like: list[Floats], shape: tuple[int, ...]) -> tuple
 
 def _weights(logs: Floats) -> Floats:
     weights = np.exp(logs - logs.max())
-    out: Floats = weights / weights.sum()
-    return out
+    return np.asarray(weights / weights.sum())
 
 
 def _evidence(k: Floats, y: Floats) -> Floats:
     """Log marginal likelihoods of y under each of the stacked kernels (g, n, n), up to a constant."""
     factor = np.linalg.cholesky(k)
     solved = np.linalg.solve(factor, np.broadcast_to(y[:, None], (*k.shape[:2], 1)))[..., 0]
-    out: Floats = -0.5 * (solved ** 2).sum(axis=1) - np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
-    return out
+    return np.asarray(-0.5 * (solved ** 2).sum(axis=1) - np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1))
 
 
 def _likeness(param: Param, smooth: float = 0.5) -> Floats:
@@ -269,17 +260,14 @@ NARROW = 0.2  # least sd of a believed effect, as a share of USUAL_SD
 TRUST = (0.0, 0.25, 0.5, 0.75, 1.0)  # candidate shares of past studies in the prior mean
 
 
-class PastValues(Protocol):
-    """Effects predicted by past studies."""
-
-    def effects(self, rows: Codes) -> Floats:
-        """(n, L) log objective, up to a constant."""
-
-
 class Prior:
-    """Prior mean of the log objective, and the scale of each choice's effect."""
+    """Prior mean of the log objective, and the scale of each choice's effect, from the space's `belief` and the past.
 
-    def __init__(self, grid: Grid, past: PastValues | None = None) -> None:
+    A choice without a belief is expected slightly below the baseline's, because baselines are chosen with care.
+    `past`: (n, L) log objective of server rows as past studies predict it, up to a constant.
+    """
+
+    def __init__(self, grid: Grid, past: Callable[[Codes], Floats] | None = None) -> None:
         self.grid, self.past = grid, past
         self.trust = 0.5 if past is not None else 0.0  # share of past studies in the mean
         believed = [_believed(grid, p, DOWN) for p in grid.server_params]
@@ -293,13 +281,12 @@ class Prior:
         believed: Floats = np.add.outer(_added(self.means, rows), self.loads)
         if self.past is None or trust == 0:
             return believed
-        return trust * self.past.effects(rows) + (1 - trust) * believed
+        return trust * self.past(rows) + (1 - trust) * believed
 
 
 def _added(means: list[Floats], rows: Codes) -> Floats:
     """(n,) sum of the mean effects of each row's choices."""
-    out: Floats = np.sum([mean[rows[:, i]] for i, mean in enumerate(means)], axis=0) + np.zeros(len(rows))
-    return out
+    return np.asarray(np.sum([mean[rows[:, i]] for i, mean in enumerate(means)], axis=0) + np.zeros(len(rows)))
 
 
 def _believed(grid: Grid, param: Param, down: float) -> tuple[Floats, Floats]:

@@ -1,10 +1,5 @@
 """The study database: URLs, Optuna's storage with retries, and running trials with heartbeats.
 
-    retries = Retries(wait_s=300)
-    storage = open_storage("postgresql://user:secret@host/db", lost_after_s=120, retries=retries)
-    redacted("postgresql://user:secret@host/db")  ->  "postgresql://[redacted]@host/db"
-    running = RunningTrials(optuna_study)
-
 This is the only module that uses names that Optuna does not publish.
 """
 
@@ -114,7 +109,7 @@ class Retries:
             storage.remove_session()
 
 
-def open_storage(url: str, lost_after_s: float, retries: Retries | None = None) -> optuna.storages.RDBStorage:
+def open_storage(url: str, lost_after_s: float, retries: Retries) -> optuna.storages.RDBStorage:
     """Optuna's storage; trials without a heartbeat for `lost_after_s` seconds are stale in it.
 
     Its calls are retried; a call that still fails raises AutotuneError. A retried call may take effect twice: a trial
@@ -138,8 +133,8 @@ def open_storage(url: str, lost_after_s: float, retries: Retries | None = None) 
     storage = optuna.storages.RDBStorage(
         driven, engine_kwargs=options, heartbeat_interval=max(1, int(lost_after_s / BEATS)),
         grace_period=max(2, int(lost_after_s)))
-    for name in filter(RETRIED.match, dir(storage) if retries is not None else ()):
-        setattr(storage, name, _retried(name, getattr(storage, name), retries or Retries(0)))
+    for name in filter(RETRIED.match, dir(storage)):
+        setattr(storage, name, _retried(name, getattr(storage, name), retries))
     return storage
 
 
@@ -207,7 +202,8 @@ class RunningTrials:
     """Running trials of a study: those of this process send heartbeats, timed by the database's clock."""
 
     def __init__(self, study: optuna.Study) -> None:
-        self.study, self.storage = study, study._storage
+        self.study = study
+        self.storage: Any = study._storage  # Optuna's cache in front of an RDBStorage
         self._beating: set[int] = set()  # the thread copies it in one step
         self._thread: threading.Thread | None = None
 
@@ -216,7 +212,7 @@ class RunningTrials:
         import optuna
 
         trial_id = self.storage.create_new_trial(self.study._study_id, template_trial=template)
-        self._record_heartbeat(trial_id)
+        self.storage.record_heartbeat(trial_id)
         self._beating.add(trial_id)
         if self._thread is None:
             self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -241,8 +237,8 @@ class RunningTrials:
         import sqlalchemy
         from optuna.storages._rdb.models import TrialHeartbeatModel
 
-        running, stale = self.all(), self.storage._get_stale_trial_ids(self.study._study_id)  # type: ignore[attr-defined]
-        with self.storage._backend.engine.connect() as connection:  # type: ignore[attr-defined]
+        running, stale = self.all(), self.storage._get_stale_trial_ids(self.study._study_id)
+        with self.storage._backend.engine.connect() as connection:
             beating = set(connection.scalars(sqlalchemy.select(TrialHeartbeatModel.trial_id))).difference(stale)
         return {trial.number for trial in running if trial._trial_id not in beating}
 
@@ -256,14 +252,11 @@ class RunningTrials:
             return True
         return False
 
-    def _record_heartbeat(self, trial_id: int) -> None:
-        self.storage.record_heartbeat(trial_id)  # type: ignore[attr-defined]
-
     def _beat(self) -> None:
         while True:
-            time.sleep(self.storage.get_heartbeat_interval())  # type: ignore[attr-defined]
+            time.sleep(self.storage.get_heartbeat_interval())
             for trial_id in tuple(self._beating):
                 try:
-                    self._record_heartbeat(trial_id)
+                    self.storage.record_heartbeat(trial_id)
                 except Exception as error:  # the database may be away for a moment
                     LOG.warning("no heartbeat for trial id %s: %s", trial_id, type(error).__name__)

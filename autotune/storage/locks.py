@@ -1,9 +1,5 @@
 """Mutual exclusion of a study's workers, and the identity of the process that owns a trial.
 
-    lock = StudyLock(url, "autotune study NAME")
-    with lock.held():
-        ...                     # read the others' trials, propose, ask
-
 The lock is an advisory lock of a connection of its own on PostgreSQL, and a locked file beside the database on SQLite:
 both are released when their holder dies. Threads of one process exclude each other; a thread may hold it twice.
 """

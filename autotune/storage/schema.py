@@ -1,9 +1,5 @@
 """Types of everything that a study stores beside its trials, and the one line about values of other types.
 
-    settled = convert(attrs, StudyAttributes, "study s")      # CorruptStudy with one line
-    add_pivot(folder, pivot)
-    pivots = read_pivots(folder)
-
 Other programs may add attributes under names of their own: those are ignored.
 """
 

@@ -1,8 +1,6 @@
 """A study: its trials and attributes in an Optuna storage, shared by several workers.
 
-    study = Study.open(url, name, space, identity)
-    with study.locked():                              # no other worker proposes or asks meanwhile
-        trial = study.ask(config, launch=7, reason="...")
+    trial = study.ask(config, launch=7, reason="...")
     study.tell(trial, outcome, score, LaunchFacts(argv), cost_s=62.0, launch_s=41.0)
 
 A crash is PRUNED with a graded constraint; FAIL means that we failed (samplers ignore FAIL). Running trials carry
@@ -53,8 +51,7 @@ class Study:
 
     def __init__(self, inner: optuna.Study, space: Space, lock: StudyLock, retries: Retries,
                  storage: optuna.storages.RDBStorage) -> None:
-        self.inner, self.space, self.owner = inner, space, owner_id()
-        self.own_space = True
+        self.inner, self.space, self.owner, self.own_space = inner, space, owner_id(), True
         self.storage, self._lock, self._retries = storage, lock, retries
         self._running = RunningTrials(inner)
         self._ended: dict[int, TrialRecord] = {}

@@ -1,8 +1,5 @@
 """Trials as typed records, and their one stored form. Optuna's types are only read here.
 
-    record = record_of(frozen_trial)             # CorruptStudy for values of other types
-    record.outcome, record.score, record.launch  # Measurement | Crash | None, Score | None, LaunchFacts
-
 A trial stores its start attributes (`StartFacts`), one attribute `outcome` (`Result`), and headline attributes for
 people in optuna-dashboard, which are never read back. Studies of earlier releases stored every figure as an attribute
 of its own; `_result_of_flat` reads those.
@@ -31,6 +28,7 @@ INVALID = 1.0
 # Values of `confirm` for baseline trials that measure the effect of neighbours: the search does not learn from them.
 ALONE, BESIDE = "alone", "beside"
 OUTCOME = "outcome"
+LATENCIES, QUANTILES = ("ttft", "tpot", "itl", "e2e"), ("p50", "p90", "p99", "mean")
 
 
 class LaunchFacts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -206,41 +204,32 @@ def record_of(trial: optuna.trial.FrozenTrial) -> TrialRecord:
                        trial.datetime_complete, **result)
 
 
-# Flat names of a crash's and a launch's fields, and of latencies, in studies of earlier releases.
-LATENCIES, QUANTILES = ("ttft", "tpot", "itl", "e2e"), ("p50", "p90", "p99", "mean")
-FLAT_CRASH = {f"crash_{name}": name for name in Crash.__struct_fields__}
-FLAT_LAUNCH = {"server_argv": "argv", "server_env": "env", "crash_under_load": "under_load",
-               **{name: name for name in ("resolved", "resolved_key", "neighbours")}}
-FLAT_SCORE = {"objective": "value", "limit_ratios": "ratios", "invalid_reasons": "reasons"}
-FLAT_ENERGY = {"energy_source": "source", "joules": "joules", "window_s": "window_s", "energy_assumed": "assumed",
-               "energy_reasons": "reasons", "energy_scope": "scope", "energy_cross_check_j": "cross_check_j"}
-FLAT_WINDOW = {"window_reasons": "reasons", **{name: name for name in (
-    "output_tokens", "window_s", "requests", "errors", "prompt_tokens", "accept_length", "relative_error",
-    "output_agreement", "client_cpu_share")}}
-
-
 def _result_of_flat(attrs: Mapping[str, Any], config: Config) -> dict[str, Any] | None:
     """The stored form of a trial of an earlier release, which had an attribute for each figure; None without any."""
-    def some(names: Mapping[str, str]) -> dict[str, Any]:
-        return {new: attrs[old] for old, new in names.items() if attrs.get(old) is not None}
+    known = {name: value for name, value in attrs.items() if value is not None}
+
+    def part(**named: str) -> dict[str, Any]:
+        """The attributes, some under today's names: new=old."""
+        return {**known, **{new: known[old] for new, old in named.items() if old in known}}
 
     if "cost_s" not in attrs:
         return None
     score: dict[str, Any] | None = None
     if "crash_signature" in attrs:
-        outcome: dict[str, Any] = {"type": "crash", "excerpt": "", **some(FLAT_CRASH)}
+        crash = part(**{name: f"crash_{name}" for name in Crash.__struct_fields__})
+        outcome: dict[str, Any] = {"type": "crash", "excerpt": "", **crash}
     else:
-        outcome = {"type": "measurement", **some(FLAT_WINDOW), "energy": {"joules": None, **some(FLAT_ENERGY)},
-                  "concurrency": config.get("concurrency")}
+        energy = part(**{name: f"energy_{name}" for name in ("source", "assumed", "reasons", "scope", "cross_check_j")})
+        outcome = {"type": "measurement", **part(reasons="window_reasons"), "concurrency": config.get("concurrency"),
+                   "energy": {"joules": None, **energy}}
         for name in LATENCIES:
-            if latency := some({f"{name}_{of}_ms": of for of in QUANTILES}):
+            if latency := {of: known[old] for of in QUANTILES if (old := f"{name}_{of}_ms") in known}:
                 outcome[f"{name}_ms"] = latency
-        score = {"value": None, **some(FLAT_SCORE)}
-    launch = some(FLAT_LAUNCH)
+        score = {"value": None, **part(value="objective", ratios="limit_ratios", reasons="invalid_reasons")}
+    launch = part(argv="server_argv", env="server_env", under_load="crash_under_load")
     if isinstance(launch.get("argv"), list):  # the embedded engine's module had another name
         launch["argv"] = ["autotune.ddtree" if word == "autotune.engines.ddtree" else word for word in launch["argv"]]
-    return {"outcome": outcome, "score": score, "launch": launch,
-            **some({name: name for name in ("cost_s", "launch_s", "same_as")})}
+    return {**known, "outcome": outcome, "score": score, "launch": launch}
 
 
 def distribution(param: Param) -> optuna.distributions.BaseDistribution:

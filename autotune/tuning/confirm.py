@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from autotune.config.settings import ConfirmationSettings
 from autotune.executors.parallel import ParallelExecutor
-from autotune.measure.finalists import Confirmation, Decision
+from autotune.measure.finalists import Confirmation, ConfirmSettings, Decision
 from autotune.records import Config, UsageError, config_key
 from autotune.space.space import Space
 from autotune.storage.schema import CorruptStudy
@@ -48,7 +47,7 @@ def finalists(space: Space, records: Sequence[TrialRecord], most: int) -> list[t
     return [(first[key].number, first[key].config) for key in better[:most]]
 
 
-def confirm(tuner: Tuner, settings: ConfirmationSettings) -> Decision | None:
+def confirm(tuner: Tuner, settings: ConfirmSettings) -> Decision | None:
     """Decide between the baseline and the finalists; None without finalists."""
     study = tuner.study
     records = study.records()

@@ -54,24 +54,22 @@ class Answer:
         return found
 
 
-def ask(url: str, body: Mapping[str, Any] | None = None, *, within_s: float,
-        headers: Mapping[str, str] | None = None, most_bytes: int = MOST_BYTES) -> Answer:
+def ask(url: str, body: Mapping[str, Any] | None = None, *, within_s: float, most_bytes: int = MOST_BYTES) -> Answer:
     """GET, or POST a JSON body, and take the whole answer within a time. Follows no redirection.
 
     Raises NoAnswer, and BadAnswer for bad HTTP or more than `most_bytes`. Not for use in an event loop.
     """
     import asyncio
 
-    return asyncio.run(_ask(url, body, within_s, headers or {}, most_bytes))
+    return asyncio.run(_ask(url, body, within_s, most_bytes))
 
 
-async def _ask(url: str, body: Mapping[str, Any] | None, within_s: float, headers: Mapping[str, str],
-               most_bytes: int) -> Answer:
+async def _ask(url: str, body: Mapping[str, Any] | None, within_s: float, most_bytes: int) -> Answer:
     import asyncio
 
     import httpx
 
-    wanted = {"Accept-Encoding": "identity", "Connection": "close", **headers}
+    wanted = {"Accept-Encoding": "identity", "Connection": "close"}
     pieces, size = [], 0
     try:
         async with (asyncio.timeout(within_s),  # httpx limits each read, not the whole

@@ -28,7 +28,7 @@ from autotune.records import Blame, Config, Crash, Energy, Measurement, Score, S
 from autotune.search.launch_aware import LaunchAware  # noqa: E402
 from autotune.search.strategy import Launch, Limits  # noqa: E402
 from autotune.space.space import Space  # noqa: E402
-from autotune.storage.database import open_storage, sqlite_url  # noqa: E402
+from autotune.storage.database import Retries, open_storage, sqlite_url  # noqa: E402
 from autotune.storage.study import Study  # noqa: E402
 from autotune.storage.trial import OUTCOME, Result, distribution  # noqa: E402
 from autotune.tuning.worker import observation_of  # noqa: E402
@@ -86,7 +86,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         url, known, rng = args.storage or sqlite_url(pathlib.Path(folder)), space(), random.Random(0)
-        open_storage(url, 120)
+        open_storage(url, 120, Retries(0))
         study = Study.open(url, "large", known, {})
         began = time.process_time()
         fill(study, args.trials, rng)

@@ -25,7 +25,7 @@ from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageReader
 from autotune.engine.supervisor import BoundedLog
 from autotune.loadgen.http1 import AnswerParser
-from autotune.loadgen.wire_formats import CHAT, COMPLETIONS, GENERATE, TokenStream
+from autotune.loadgen.wire_formats import COMPLETIONS, GENERATE, TokenStream
 from autotune.records import Stage
 from autotune.utils.http import BadAnswer
 from autotune.utils.redact import Redactor
@@ -91,7 +91,7 @@ def cut(rng: random.Random, data: bytes) -> list[bytes]:
 def answer(rng: random.Random, data: bytes) -> None:
     """The load client's parser and stream: a whole answer, then a running stream whose chunks may be skipped."""
     for head in (b"", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"):
-        parser, stream = AnswerParser(), TokenStream(rng.choice((COMPLETIONS, CHAT, GENERATE)))
+        parser, stream = AnswerParser(), TokenStream(rng.choice((COMPLETIONS, GENERATE)))
         try:
             for n, piece in enumerate([head, *cut(rng, data)] if head else cut(rng, data)):
                 if parser.between_chunks:

@@ -31,8 +31,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from autotune.loadgen.client import LoadClient  # noqa: E402
-from autotune.loadgen.spec import LoadOrder, LoadSpec, PromptSpec, Target  # noqa: E402
-from autotune.power.cpu_time import CpuTimeMeter  # noqa: E402
+from autotune.loadgen.workload import LoadOrder, LoadSpec, PromptSpec, Target  # noqa: E402
+from autotune.power.cpu_meters import CpuTimeMeter  # noqa: E402
 from autotune.power.meter import Powered, PowerSettings  # noqa: E402
 from tests import envs  # noqa: E402
 from tests.fakes.stub import Stub  # noqa: E402
@@ -92,10 +92,10 @@ class Contender:
 def worker(url: str, concurrency: int, requests: int, out: str) -> None:
     """Our client, as measure() uses it, for a number of requests."""
     load = LoadSpec(concurrency=concurrency, context_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS,
-                    output_spread=0.0, temperature=0.0, ignore_eos=True, rate_per_s=None, seed=1,
-                    prompts=PromptSpec("builtin", None, 0.0, 0, 1, 1), first_token_timeout_s=120.0,
+                    output_spread=0.0, temperature=0.0, ignore_eos=True, rate_per_s=None,
+                    prompts=PromptSpec(seed=1), first_token_timeout_s=120.0,
                     token_timeout_s=120.0, request_timeout_s=LIMIT_S, retries=1)
-    with LoadClient(LoadOrder(Target(url, "openai", "stub", True), load, 1.0)) as client:
+    with LoadClient(LoadOrder(Target(url, "openai_completions", "stub", True), load, 1.0)) as client:
         while (tick := client.wait(0.25)) is None or tick.finished + tick.errors < requests + concurrency:
             pass
         replies = client.stop()

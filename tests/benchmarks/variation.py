@@ -93,18 +93,16 @@ def ours(live: Any, file: pathlib.Path, launch: int, level: int, windows: int) -
 def naive(live: Any, file: pathlib.Path, launch: int, level: int, windows: int) -> None:
     """Equal lengths, all at once, fixed windows one after the other whatever the server is doing."""
     from autotune.loadgen.client import LoadClient
-    from autotune.loadgen.spec import LoadOrder
+    from autotune.loadgen.workload import LoadOrder
     from autotune.measure.window import tokens_at
-    from autotune.measure.workload import target_of
+    from autotune.power import open_meter
     from autotune.power.meter import Powered
-    from autotune.power.registry import open_meter
 
     executor, settings = live.executor, live.executor.settings
-    target = target_of(settings.engine, live.server.url, live.server.model_name() or "default")
     load = dataclasses.replace(settings.workload.load({"concurrency": level}), output_spread=0.0)
     powered = Powered(live.server.pid, executor.uuids(live.server.command.gpus))
     meter, _ = open_meter(executor.power or settings.power, powered)
-    with meter, LoadClient(LoadOrder(target, load, None)) as client:
+    with meter, LoadClient(LoadOrder(live.target(), load, None)) as client:
         client.wait(NAIVE_WARMUP_S)
         edges = [meter.read()]
         for _ in range(windows):

@@ -9,7 +9,7 @@ from torch import Tensor
 from autotune.ddtree.arguments import PACKAGED_MODEL, Shape
 from autotune.ddtree.engine import Drafter, Engine, Request
 from autotune.ddtree.executor import Cache, Executor, Ranks
-from autotune.ddtree.model import Draft, Target, load_weights, parameter_shapes, rotations
+from autotune.ddtree.model import Draft, Target, initial, load_weights, rotations
 
 Model = tuple[Shape, Mapping[str, Tensor]]
 
@@ -19,11 +19,9 @@ def tiny_model(vocab_size: int = 12) -> Model:
     """Random weights and a few words: exact distributions can be summed, and guesses are often right."""
     shape = Shape(vocab_size, 16, 2, 24, 3, (1, 3), 1, 24, 6, 256, 10000.0, 0)
     generator = torch.Generator().manual_seed(7)
-    tensors = {
-        name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=generator) * 0.45
-        for name, size in parameter_shapes(shape).items()
-    }
-    return shape, tensors
+    return shape, {name: torch.ones_like(tensor) if tensor.dim() == 1
+                   else torch.randn(tensor.shape, generator=generator) * 0.45
+                   for name, tensor in initial(shape, torch.device("cpu")).items()}
 
 
 @cache

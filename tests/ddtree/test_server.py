@@ -68,10 +68,10 @@ def test_a_seed_repeats_its_text_and_token_lists_are_prompts(server: Server) -> 
 
 
 @pytest.mark.parametrize(("body", "says"), [
-    ({"prompt": list(range(1020))}, "context length is 1024"), ({"prompt": []}, "non-empty"),
-    ({"prompt": [1, 4000]}, "outside the vocabulary"), ({"prompt": ["a", "b"]}, "prompt must be"),
-    ({"max_tokens": 0}, "at least 1"), ({"max_tokens": "ten"}, "wrong type"), ({"temperature": -1}, "temperature"),
-    ({"n": 2}, "n is not supported"), ({"stop": ["x"]}, "stop is not supported"),
+    ({"prompt": list(range(1020))}, "context length is 1024"), ({"prompt": []}, "length >= 1"),
+    ({"prompt": [1, 4000]}, "outside the vocabulary"), ({"prompt": ["a", "b"]}, "at `$.prompt[0]`"),
+    ({"max_tokens": 0}, ">= 1 - at `$.max_tokens`"), ({"max_tokens": "ten"}, "Expected `int`"),
+    ({"temperature": -1}, "temperature"), ({"n": 2}, "n is not supported"), ({"stop": ["x"]}, "stop is not supported"),
     ({"top_p": 0.5}, "top_p is not supported"), (None, ""),
 ])
 def test_an_invalid_request_is_a_400_with_the_reason(server: Server, body: dict[str, Any] | None, says: str) -> None:

@@ -10,21 +10,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from autotune.loadgen.client import LoadClient
-from autotune.loadgen.result import Reply, Tick
-from autotune.loadgen.spec import LoadFailure, LoadOrder, LoadSpec, MetricNames, PromptSpec, Target, WindowSettings
+from autotune.loadgen.result import LoadFailure, Reply, Tick
+from autotune.loadgen.wire_formats import Api
+from autotune.loadgen.workload import LoadOrder, MetricNames, Target, WorkloadSettings
 from autotune.measure.limits import Limits
 from autotune.measure.window import measure
+from autotune.power import open_meter
 from autotune.power.meter import Meter, Powered, PowerSettings
-from autotune.power.registry import open_meter
 from autotune.records import Measurement
 from tests.fakes.stub import Stub
 
-BUILTIN = PromptSpec(kind="builtin", path=None, shared_prefix=0.0, token_low=0, token_high=1, seed=1)
-LOAD = LoadSpec(concurrency=4, context_tokens=40, output_tokens=24, output_spread=0.25, temperature=0.0,
-                ignore_eos=True, rate_per_s=None, seed=1, prompts=BUILTIN, first_token_timeout_s=10.0,
-                token_timeout_s=10.0, request_timeout_s=30.0, retries=2)
-WINDOW = WindowSettings(warmup_min_s=0.1, warmup_max_s=3.0, settle_s=0.2, drift=0.25, min_s=0.7, max_s=0.7,
-                        block_s=0.06, precision=0.01, min_requests=4, error_rate_limit=0.05, error_count_min=5)
+WORKLOAD = WorkloadSettings(
+    prompts=None, contexts=[40], output_tokens=24, spread=0.25, temperature=0.0, ignore_eos=True, shared_prefix=0.0,
+    rate_per_s=None, seed=1, first_token_timeout_s=10.0, token_timeout_s=10.0, request_timeout_s=30.0, retries=2,
+    warmup_s=0.1, warmup_max_s=3.0, settle_s=0.2, drift=0.25, window_s=0.7, window_max_s=0.7, block_s=0.06,
+    precision=0.01, min_requests=4, max_error_rate=0.05, min_errors=5)
+OPENAI: Api = "openai_completions"
+SGLANG: Api = "sglang_generate"
+BUILTIN, LOAD = WORKLOAD.prompt_source(), WORKLOAD.load({"concurrency": 4})
 PATIENCE_S = 30.0
 POWER = PowerSettings(source="none", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0)
 METRICS = MetricNames(running="stub:num_running_reqs", queued="stub:num_queue_reqs",
@@ -32,7 +35,7 @@ METRICS = MetricNames(running="stub:num_running_reqs", queued="stub:num_queue_re
                       accept_steps="stub:verify_steps_total")
 
 
-def target_of(stub: Stub, api: str = "openai", continuous: bool = True, metrics: bool = False) -> Target:
+def target_of(stub: Stub, api: Api = OPENAI, continuous: bool = True, metrics: bool = False) -> Target:
     return Target(base_url=stub.url, api=api, model="stub", continuous_usage=continuous,
                   metrics_path="/metrics" if metrics else None, metrics=METRICS)
 
@@ -56,7 +59,7 @@ def metered(stub: Stub, source: str = "none", trace: pathlib.Path | None = None)
         yield meter
 
 
-def measure_stub(stub: Stub, target: Target | None = None, source: str = "none", window: WindowSettings = WINDOW,
+def measure_stub(stub: Stub, target: Target | None = None, source: str = "none", window: WorkloadSettings = WORKLOAD,
                  limits: Limits | None = None, record: pathlib.Path | None = None,
                  **changes: Any) -> Measurement | LoadFailure:
     with metered(stub, source) as meter:

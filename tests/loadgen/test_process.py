@@ -18,16 +18,15 @@ import pytest
 
 from autotune.loadgen.read_batching import MOST_WATCHED
 from autotune.loadgen.result import Reply, packed, unpacked
-from autotune.loadgen.spec import LoadOrder, MetricNames, PromptSpec, Target
+from autotune.loadgen.wire_formats import Api
+from autotune.loadgen.workload import LoadOrder, MetricNames, PromptSpec, Target
 from tests.fakes.stub import Stub
-from tests.loadgen.harness import LOAD, run_load, target_of
+from tests.loadgen.harness import LOAD, OPENAI, SGLANG, run_load, target_of
 
 
 def test_orders_and_replies_come_through_the_pipe_as_they_were(tmp_path: pathlib.Path) -> None:
-    load = dataclasses.replace(LOAD, rate_per_s=2.5, context_tokens=None, prompts=PromptSpec(
-        "jsonl", tmp_path / "p\udcff.jsonl", 0.5, 1, 2, 3))
-    target = Target("http://h:1", "sglang", "m \u00e4\n", True, "/metrics", MetricNames(running="r", accept_bonus=1.0),
-                    {"a": {"b": [1, None]}}, "key")
+    load = dataclasses.replace(LOAD, rate_per_s=2.5, prompts=PromptSpec(3, tmp_path / "p\udcff.jsonl", (1, 2), 0.5))
+    target = Target("http://h:1", SGLANG, "m \u00e4\n", True, "/metrics", MetricNames(running="r", accept_bonus=1.0))
     order = LoadOrder(target, load, 3.25, watch_all=True)
     assert LoadOrder.from_json(order.to_json()) == order and b"\n" not in order.to_json()
     replies = [Reply(1, 8, 0.5, 0.25, ended=2.0, kind="ok", status=200, detail="\ufffd \n", completion_tokens=3,
@@ -43,10 +42,10 @@ def kinds(replies: Iterable[Reply]) -> Counter[str]:
 
 
 @pytest.mark.parametrize(("api", "arguments"), [
-    ("openai", ()), ("openai", ("--usage", "final")), ("openai", ("--framing", "close")),
-    ("openai", ("--eol", "crlf", "--ping")), ("openai", ("--chunk-tokens", "3,1,2")),
-    ("sglang", ("--split", "7")), ("sglang", ("--chunk-tokens", "3,1,2"))])
-def test_no_token_is_lost_whatever_the_form_of_the_stream(tmp_path: pathlib.Path, api: str,
+    (OPENAI, ()), (OPENAI, ("--usage", "final")), (OPENAI, ("--framing", "close")),
+    (OPENAI, ("--eol", "crlf", "--ping")), (OPENAI, ("--chunk-tokens", "3,1,2")),
+    (SGLANG, ("--split", "7")), (SGLANG, ("--chunk-tokens", "3,1,2"))])
+def test_no_token_is_lost_whatever_the_form_of_the_stream(tmp_path: pathlib.Path, api: Api,
                                                            arguments: tuple[str, ...]) -> None:
     with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "1", *arguments) as stub:
         replies, _ = run_load(stub, 12, target_of(stub, api))
@@ -104,10 +103,10 @@ FAULTS = {"http500": "http_500", "http429": "http_429", "error_event": "stream_e
 
 
 @pytest.mark.parametrize(("api", "itl_ms", "concurrency", "faults"), [
-    ("openai", 1, 8, ["http500:5", "http429:7", "error_event:8", "cut:9", "malformed:11"]),
-    ("openai", 1, 8, ["reset:5", "empty:7", "bad_http:8", "silent:9", "stall:11"]), ("sglang", 1, 8, ["abort:3"]),
-    ("openai", 15, MOST_WATCHED + 12, ["error_event:5", "cut:6", "malformed:7", "stall:9"])])  # streams that wait
-def test_every_failure_is_counted_by_its_kind(tmp_path: pathlib.Path, api: str, itl_ms: int, concurrency: int,
+    (OPENAI, 1, 8, ["http500:5", "http429:7", "error_event:8", "cut:9", "malformed:11"]),
+    (OPENAI, 1, 8, ["reset:5", "empty:7", "bad_http:8", "silent:9", "stall:11"]), (SGLANG, 1, 8, ["abort:3"]),
+    (OPENAI, 15, MOST_WATCHED + 12, ["error_event:5", "cut:6", "malformed:7", "stall:9"])])  # streams that wait
+def test_every_failure_is_counted_by_its_kind(tmp_path: pathlib.Path, api: Api, itl_ms: int, concurrency: int,
                                               faults: list[str]) -> None:
     arguments = [word for fault in faults for word in ("--fault", fault)]
     with Stub(tmp_path, "--ttft-ms", "2", "--itl-ms", str(itl_ms), *arguments) as stub:
@@ -171,10 +170,10 @@ def test_the_load_ends_when_the_tuner_is_gone(plain_stub: Stub) -> None:
     child.stdout.close()
 
 
-@pytest.mark.parametrize("api", ["openai", "sglang"])
-def test_random_token_ids_have_exactly_the_wanted_length(plain_stub: Stub, api: str) -> None:
-    prompts = dataclasses.replace(LOAD.prompts, kind="tokens", token_low=10, token_high=99)
-    replies, _ = run_load(plain_stub, 6, target_of(plain_stub, api), prompts=prompts, context_tokens=57)
+@pytest.mark.parametrize("api", [OPENAI, SGLANG])
+def test_random_token_ids_have_exactly_the_wanted_length(plain_stub: Stub, api: Api) -> None:
+    replies, _ = run_load(plain_stub, 6, target_of(plain_stub, api), prompts=PromptSpec(1, tokens=(10, 99)),
+                          context_tokens=57)
     assert {r.prompt_tokens for r in replies if r.ok} == {57}
 
 

@@ -21,13 +21,13 @@ import pytest
 from autotune.loadgen.connections import Connections
 from autotune.loadgen.read_batching import FEWEST_WATCHED, FULL_BYTES, LEAST_TIMEOUT_S, LONGEST_S, MOST_WATCHED, Pacing
 from autotune.loadgen.result import Reply
-from autotune.loadgen.spec import LoadOrder, Target
-from autotune.loadgen.wire_formats import TokenStream
-from autotune.measure import latency
+from autotune.loadgen.wire_formats import Api, TokenStream
+from autotune.loadgen.workload import LoadOrder, Target
 from autotune.measure.limits import Limits
+from autotune.measure.statistics import gaps, token_arrivals, tokens_between
 from autotune.records import Measurement
 from tests.fakes.stub import Stub
-from tests.loadgen.harness import LOAD, measure_stub, run_load, target_of
+from tests.loadgen.harness import LOAD, OPENAI, SGLANG, measure_stub, run_load, target_of
 from tests.loadgen.test_process import kinds
 
 MANY = MOST_WATCHED + 12
@@ -45,8 +45,7 @@ def test_beyond_the_watched_streams_a_look_now_and_then_finds_every_token(tmp_pa
     assert set(kinds(replies)) <= {"ok", "open"} and all(r.tokens == r.wanted_tokens for r in ok)
     assert {t.in_flight for t in ticks[:-1]} == {MANY}
     assert any(not r.watched for r in waited(replies))  # those of watched ones may come together, too
-    gaps = latency.gaps(replies, 0.0, float("inf"))
-    assert len(gaps) == sum(len(r.times) - 1 for r in replies if r.watched and r.times)
+    assert len(gaps(replies, 0.0, float("inf"))) == sum(len(r.times) - 1 for r in replies if r.watched and r.times)
     assert not Counter(r.tokens for r in ok) - Counter(t["tokens"] for t in stub.truth)
     whole = [(t["received"], t["sent"][0], t["sent"][-1]) for t in stub.truth if t["tokens"] == t["wanted"]]
     for r in waited(replies):  # first and last arrival are those of the server, not those of a look
@@ -70,7 +69,7 @@ def test_tokens_that_nobody_has_read_yet_count_while_it_runs_and_at_its_end(tmp_
 
 
 @contextmanager
-def connected(api: str) -> Iterator[tuple[Connections, socket.socket]]:
+def connected(api: Api) -> Iterator[tuple[Connections, socket.socket]]:
     """A closed load of one request, and the server's end of its connection, where the answer's head was sent."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         target = Target(f"http://127.0.0.1:{listener.getsockname()[1]}", api, "stub", True)
@@ -87,7 +86,7 @@ def connected(api: str) -> Iterator[tuple[Connections, socket.socket]]:
 
 def test_what_a_server_sends_faster_than_one_read_takes_is_all_read_at_the_end() -> None:
     """An event of SGLang's /generate repeats the text so far: more than 64 KiB may wait."""
-    with connected("sglang") as (work, server):
+    with connected(SGLANG) as (work, server):
         receiving = work.slots[0].sock
         assert receiving is not None
         receiving.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
@@ -101,7 +100,7 @@ def test_what_a_server_sends_faster_than_one_read_takes_is_all_read_at_the_end()
 
 def test_an_answer_ends_when_the_last_of_it_arrived_however_late_that_is_seen() -> None:
     """Answers that end early are found up to a second late, which must not add to e2e latencies."""
-    with connected("openai") as (work, server):
+    with connected(OPENAI) as (work, server):
         event = b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}\n\n'
         server.sendall(b"%x\r\n%b\r\n" % (len(event), event) + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
         sent = time.monotonic()
@@ -198,9 +197,9 @@ def test_so_many_streams_are_watched_that_gaps_are_many_enough(gap_ms: int, watc
 
 
 @pytest.mark.parametrize(("api", "arguments"), [
-    ("openai", ("--chunk-tokens", "1,8,1,3")), ("sglang", ("--chunk-tokens", "1,5")), ("openai", ("--eol", "crlf")),
-    ("openai", ("--framing", "close"))])
-def test_servers_whose_tokens_come_many_at_once_or_end_early_lose_nothing(tmp_path: pathlib.Path, api: str,
+    (OPENAI, ("--chunk-tokens", "1,8,1,3")), (SGLANG, ("--chunk-tokens", "1,5")), (OPENAI, ("--eol", "crlf")),
+    (OPENAI, ("--framing", "close"))])
+def test_servers_whose_tokens_come_many_at_once_or_end_early_lose_nothing(tmp_path: pathlib.Path, api: Api,
                                                                           arguments: tuple[str, ...]) -> None:
     with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "15", *arguments) as stub:
         replies, _ = run_load(stub, 3 * MANY, target_of(stub, api), concurrency=MANY, output_tokens=50)
@@ -218,4 +217,4 @@ def test_tokens_found_at_a_look_are_spread_over_the_time_since_the_last() -> Non
     for watched, tokens in ((True, [1, 4, 4]), (False, [3, 4, 2])):
         reply = Reply(0, 9, 0.0, 0.0, completion_tokens=9, watched=watched, times=array("d", (1.0, 2.0, 3.0)),
                       counts=array("q", (1, 5, 9)))
-        assert latency.tokens_between(latency.token_arrivals([reply]), [0.0, 1.6, 2.6, 4.0]) == tokens
+        assert tokens_between(token_arrivals([reply]), [0.0, 1.6, 2.6, 4.0]) == tokens

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.loadgen.http1 import AnswerParser
-from autotune.loadgen.wire_formats import CHAT, COMPLETIONS, GENERATE, FinalCounts, TokenStream, WireFormat
+from autotune.loadgen.wire_formats import COMPLETIONS, GENERATE, FinalCounts, TokenStream, WireFormat
 from autotune.utils.http import BadAnswer
 
 
@@ -114,12 +114,6 @@ def test_a_part_with_several_events_is_one_arrival() -> None:
     assert parser.done and stream.finished and stream.close() == FinalCounts(5, 7, 3)
 
 
-def test_a_chats_role_is_not_its_first_token() -> None:
-    deltas = ({"role": "assistant", "content": ""}, {"content": "Hi"}, {"content": " you"})
-    stream = read(*(event({"choices": [{"delta": delta}]}) for delta in deltas), DONE, wire_format=CHAT)
-    assert list(stream.times) == [1.0, 2.0]
-
-
 def test_a_token_whose_text_is_withheld_counts() -> None:
     stream = read(completion("", 1), completion("\u00e9", 2))
     assert list(stream.counts) == [1, 2] and list(stream.times) == [0.0, 1.0]
@@ -158,7 +152,7 @@ ODD: list[Any] = [{"choices": [{"text": "a"}], "usage": odd} for odd in (
     [1], "x", 5, {"completion_tokens": "5"}, {"completion_tokens": float("inf")}, {"completion_tokens": 1.5},
     {"completion_tokens": 10**23}, {"completion_tokens": -5}, {"completion_tokens": True})]
 ODD += [{"choices": ["a"]}, {"choices": 5}, {"choices": {"a": 1}}, {"text": "a", "meta_info": "x"},
-        {"choices": [{"delta": "x"}]}, b'{"choices": [{"te', [1], b"hello"]
+        b'{"choices": [{"te', [1], b"hello"]
 ODD += [{"choices": [], "usage": {"completion_tokens": 8, **end}} for end in (
     {"prompt_tokens": "x"}, {"prompt_tokens": -3}, {"spec_verify_ct": [7]}, {"prompt_tokens": float("inf")},
     {"spec_verify_ct": 10**400})]
@@ -209,7 +203,7 @@ EVENTS = st.lists(st.dictionaries(
 
 
 @settings(deadline=None)
-@given(EVENTS, st.sampled_from((COMPLETIONS, CHAT, GENERATE)))
+@given(EVENTS, st.sampled_from((COMPLETIONS, GENERATE)))
 def test_events_of_any_json_are_read_or_are_a_bad_answer(events: list[dict[str, Any]], wire_format: WireFormat) -> None:
     try:
         stream = read(*(event(value) for value in events), wire_format=wire_format)

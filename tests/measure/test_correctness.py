@@ -7,13 +7,14 @@ import pathlib
 
 import pytest
 
-from autotune.loadgen.spec import Target
+from autotune.loadgen.wire_formats import Api
+from autotune.loadgen.workload import Target
 from autotune.measure.correctness import AgreementSettings, Gate, Output, collect, compare, poisson_tail, repeats
 from autotune.records import UsageError
 from autotune.utils.http import BadAnswer
 from autotune.utils.redact import HIDDEN, Redactor
 from tests.fakes.stub import Stub
-from tests.loadgen.harness import BUILTIN, target_of
+from tests.loadgen.harness import BUILTIN, OPENAI, SGLANG, target_of
 from tests.utils.test_http import said, serving
 
 SETTINGS = AgreementSettings(prompts=24, output_tokens=64, context_tokens=40, floor=0.002, ratio=2.0, alpha=0.001,
@@ -21,7 +22,7 @@ SETTINGS = AgreementSettings(prompts=24, output_tokens=64, context_tokens=40, fl
 SMALL = AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0)
 
 
-def outputs(folder: pathlib.Path, *arguments: str, api: str = "openai", runs: int = 1) -> list[list[Output]]:
+def outputs(folder: pathlib.Path, *arguments: str, api: Api = OPENAI, runs: int = 1) -> list[list[Output]]:
     folder.mkdir(exist_ok=True)
     (folder / "stub.port").unlink(missing_ok=True)
     with Stub(folder, *arguments) as stub:
@@ -29,7 +30,7 @@ def outputs(folder: pathlib.Path, *arguments: str, api: str = "openai", runs: in
 
 
 def test_the_same_server_agrees_with_itself_through_both_interfaces(tmp_path: pathlib.Path) -> None:
-    for api in ("openai", "sglang"):
+    for api in (OPENAI, SGLANG):
         runs = outputs(tmp_path, api=api, runs=3)
         verdict = compare(runs[0], runs[1:], SETTINGS)
         assert verdict.agreement == 1.0 and verdict.divergences == 0 and not verdict.wrong
@@ -130,7 +131,7 @@ def test_outputs_that_do_not_fit_are_refused_and_unreadable_ones_are_none(
 def test_malformed_greedy_outputs_are_a_problem_of_one_line(tmp_path: pathlib.Path, body: bytes) -> None:
     gate = Gate(tmp_path / "agreement.json", SMALL, BUILTIN)
     with serving(said(body)) as url:
-        verdict, problem = gate.check(Target(url, "openai", "m", False), False, str)
+        verdict, problem = gate.check(Target(url, OPENAI, "m", False), False, str)
     assert verdict is None and problem.startswith("POST /v1/completions: ") and len(problem) <= 300
 
 
@@ -138,5 +139,5 @@ def test_an_output_without_end_is_kept_as_far_as_its_tokens_may_go(tmp_path: pat
     gate = Gate(tmp_path / "agreement.json", SMALL, BUILTIN)
     body = b'{"choices": [{"text": "%s"}], "usage": {"completion_tokens": 4}}' % (b"word " * 200_000)
     with serving(said(body), said(body), said(body)) as url:
-        gate.check(Target(url, "openai", "m", False), True, str)
+        gate.check(Target(url, OPENAI, "m", False), True, str)
     assert len(gate.references()[0][0].text) == 4 * 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections import Counter
@@ -13,8 +14,7 @@ from autotune.config.compose import data_folder
 from autotune.measure.finalists import Confirmation, ConfirmSettings, Decision
 from autotune.records import UsageError
 
-SHIPPED = yaml.safe_load((data_folder("conf") / "study" / "default.yaml").read_text())["confirm"]
-SETTINGS = ConfirmSettings(**{name: value for name, value in SHIPPED.items() if name != "finalists"})
+SETTINGS = ConfirmSettings(**yaml.safe_load((data_folder("conf") / "study" / "default.yaml").read_text())["confirm"])
 
 
 def study(seed: int, gains: list[float], noise: float = 0.01, drift: float = 0.0) -> Decision:
@@ -99,4 +99,4 @@ def test_the_wrong_block_and_impossible_values_are_refused() -> None:
     with pytest.raises(UsageError):
         Confirmation("A", ["A"], SETTINGS)
     with pytest.raises(UsageError):
-        ConfirmSettings(alpha=0.05, min_rounds=1, max_rounds=8, worth=0.01)
+        dataclasses.replace(SETTINGS, min_rounds=1)

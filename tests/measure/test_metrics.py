@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.loadgen.spec import MetricNames, Target
+from autotune.loadgen.workload import MetricNames, Target
 from autotune.measure.metrics import MetricsReader, parse
+from tests.loadgen.harness import OPENAI
 from tests.utils.test_http import said, serving
 
 TEXT = """# HELP sglang:num_queue_reqs waiting
@@ -20,7 +21,7 @@ large_total -1e308
 
 
 def watcher(names: MetricNames, *samples: dict[str, float]) -> MetricsReader:
-    made = MetricsReader(Target("http://x:1", "openai", "m", False, "/metrics", names))
+    made = MetricsReader(Target("http://x:1", OPENAI, "m", False, "/metrics", names))
     made.samples = [(float(i), sample) for i, sample in enumerate(samples)]
     return made
 
@@ -49,6 +50,6 @@ def test_a_queue_counts_when_it_is_there_most_of_the_time_and_only_in_the_window
 def test_metrics_that_nobody_asked_for_are_not_kept() -> None:
     text = b"".join(b"name_%d 1\n" % number for number in range(50_000)) + b"waiting 3\nwaiting 4\n"
     with serving(said(text)) as url:
-        reader = MetricsReader(Target(url, "openai", "m", False, "/metrics", MetricNames(queued="waiting")))
+        reader = MetricsReader(Target(url, OPENAI, "m", False, "/metrics", MetricNames(queued="waiting")))
         reader.mark()
     assert reader.samples[0][1] == {"waiting": 7.0}

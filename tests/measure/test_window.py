@@ -10,17 +10,20 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import psutil
 import pytest
 
-from autotune.loadgen.spec import LoadFailure, Target
+from autotune.loadgen.result import LoadFailure
+from autotune.loadgen.wire_formats import Api
+from autotune.loadgen.workload import PromptSpec
 from autotune.measure.limits import Limits
 from autotune.measure.window import measure
-from autotune.records import Measurement, UsageError
+from autotune.records import Measurement
 from tests.fakes.stub import Stub
-from tests.loadgen.harness import BUILTIN, LOAD, WINDOW, measure_stub, metered, target_of
+from tests.loadgen.harness import BUILTIN, LOAD, OPENAI, SGLANG, WORKLOAD, measure_stub, metered, target_of
+
+TOKENS = PromptSpec(1, tokens=(10, 99))  # needs no calibration
 
 
 def measured(found: Measurement | LoadFailure) -> Measurement:
@@ -46,8 +49,8 @@ def test_the_windows_tokens_are_those_that_arrived_in_it(tmp_path: pathlib.Path)
     assert {r["kind"] for r in rows} <= {"ok", "open"} and rows[0]["tokens"] >= rows[0]["events"] > 0
 
 
-@pytest.mark.parametrize(("api", "usage"), [("sglang", "full"), ("openai", "final")])
-def test_with_speculation_tpot_counts_tokens_and_acceptance_is_tokens_per_step(tmp_path: pathlib.Path, api: str,
+@pytest.mark.parametrize(("api", "usage"), [(SGLANG, "full"), (OPENAI, "final")])
+def test_with_speculation_tpot_counts_tokens_and_acceptance_is_tokens_per_step(tmp_path: pathlib.Path, api: Api,
                                                                                usage: str) -> None:
     with Stub(tmp_path, "--itl-ms", "12", "--chunk-tokens", "2,4", "--speculative", "--usage", usage) as stub:
         found = measured(measure_stub(stub, target_of(stub, api)))
@@ -64,7 +67,7 @@ def test_acceptance_comes_from_counters_when_answers_lack_it(tmp_path: pathlib.P
 
 
 def test_cpu_time_is_assumed_energy_and_a_window_ends_once_it_is_precise_enough(tmp_path: pathlib.Path) -> None:
-    window = dataclasses.replace(WINDOW, max_s=20.0, precision=0.5)
+    window = dataclasses.replace(WORKLOAD, window_max_s=20.0, precision=0.5)
     with Stub(tmp_path, "--itl-ms", "2") as stub:
         found = measured(measure_stub(stub, source="cpu_time", window=window, concurrency=16))
     assert found.window_s < 20 and found.relative_error is not None and found.relative_error < 0.9
@@ -75,7 +78,7 @@ def test_cpu_time_is_assumed_energy_and_a_window_ends_once_it_is_precise_enough(
 def test_limits_decide_which_tokens_are_good_and_progress_is_told(tmp_path: pathlib.Path) -> None:
     told: list[str] = []
     with Stub(tmp_path, "--ttft-ms", "40", "--itl-ms", "4") as stub, metered(stub) as meter:
-        found = measure(target_of(stub), LOAD, meter, WINDOW, limits=Limits({"ttft_p99_ms": 30.0}),
+        found = measure(target_of(stub), LOAD, meter, WORKLOAD, limits=Limits({"ttft_p99_ms": 30.0}),
                         alive=lambda: stub.alive, progress=told.append)
         assert meter.read().t > 0  # it stays the caller's
     assert measured(found).good_tokens == 0
@@ -90,28 +93,28 @@ def test_a_window_that_does_not_count_says_why(tmp_path: pathlib.Path, arguments
                                                reasons: set[str]) -> None:
     with Stub(tmp_path, *arguments) as stub:
         found = measured(measure_stub(stub, target_of(stub, metrics=True),
-                                      window=dataclasses.replace(WINDOW, min_requests=least)))
+                                      window=dataclasses.replace(WORKLOAD, min_requests=least)))
     assert set(found.reasons) == reasons and not found.valid and found.output_tokens > 0
 
 
 def test_a_few_errors_are_reported_and_do_not_end_the_load(tmp_path: pathlib.Path) -> None:
-    window = dataclasses.replace(WINDOW, error_rate_limit=0.5)
+    window = dataclasses.replace(WORKLOAD, max_error_rate=0.5)
     with Stub(tmp_path, "--itl-ms", "2", "--fault", "cut:5") as stub:
         found = measured(measure_stub(stub, window=window))
     assert found.errors == found.error_kinds["partial"] > 0 and found.requests > found.errors
 
 
-@pytest.mark.parametrize(("arguments", "context", "kind", "detail", "excerpt", "errors"), [
-    (("--fault", "error_event:2"), None, "error_rate", "stream_error", "prompt is too long", 5),
-    (("--fault", "stall:1"), None, "hung", "timeout", "no further token", 5),
-    (("--die-after-s", "2.5"), 40, "server_died", "ended under load", "", 0),
-    (("--fault", "http500:1"), 40, "no_answer", "first request", "made to fail", 1)])
+@pytest.mark.parametrize(("arguments", "prompts", "kind", "detail", "excerpt", "errors"), [
+    (("--fault", "error_event:2"), TOKENS, "error_rate", "stream_error", "prompt is too long", 5),
+    (("--fault", "stall:1"), TOKENS, "hung", "timeout", "no further token", 5),
+    (("--die-after-s", "2.5"), BUILTIN, "server_died", "ended under load", "", 0),
+    (("--fault", "http500:1"), BUILTIN, "no_answer", "first request", "made to fail", 1)])
 def test_a_load_that_fails_says_how_and_why(
-        tmp_path: pathlib.Path, arguments: tuple[str, ...], context: int | None, kind: str, detail: str, excerpt: str,
+        tmp_path: pathlib.Path, arguments: tuple[str, ...], prompts: PromptSpec, kind: str, detail: str, excerpt: str,
         errors: int) -> None:
     with Stub(tmp_path, "--ttft-ms", "2", "--itl-ms", "1", *arguments) as stub:
-        found = measure_stub(stub, window=dataclasses.replace(WINDOW, max_s=60.0, min_s=60.0), context_tokens=context,
-                             token_timeout_s=0.4)
+        found = measure_stub(stub, window=dataclasses.replace(WORKLOAD, window_max_s=60.0, window_s=60.0),
+                             prompts=prompts, token_timeout_s=0.4)
     assert isinstance(found, LoadFailure) and found.kind == kind and detail in found.detail and excerpt in found.excerpt
     assert found.errors >= errors and found.after_s > 0 and not found.host_fault
 
@@ -127,11 +130,11 @@ def test_an_interrupt_ends_the_load_process(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "tuner.py"
     script.write_text("import signal, sys, pathlib\nfrom tests.fakes.stub import Stub\n"
                       "signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored too\n"
-                      "from tests.loadgen.harness import measure_stub, WINDOW\nimport dataclasses\n"
+                      "from tests.loadgen.harness import measure_stub, WORKLOAD\nimport dataclasses\n"
                       f"with Stub(pathlib.Path({str(tmp_path)!r})) as stub:\n"
                       "    print('up', flush=True)\n"
-                      "    try:\n"
-                      "        measure_stub(stub, window=dataclasses.replace(WINDOW, min_s=60.0, max_s=60.0))\n"
+                      "    try:\n        measure_stub(stub, window=dataclasses.replace(WORKLOAD, window_s=60.0,"
+                      " window_max_s=60.0))\n"
                       "    except KeyboardInterrupt:\n        print('interrupted', flush=True)\n")
     root = pathlib.Path(__file__).parents[2]
     tuner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=root,
@@ -146,16 +149,3 @@ def test_an_interrupt_ends_the_load_process(tmp_path: pathlib.Path) -> None:
     tuner.send_signal(signal.SIGINT)
     assert tuner.communicate(timeout=20)[0] == "interrupted\n"
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in children)
-
-
-@pytest.mark.parametrize(("settings", "changes", "text"), [
-    (LOAD, {"concurrency": 0}, "concurrency"), (LOAD, {"output_spread": 1.0}, "output_spread"),
-    (BUILTIN, {"kind": "poems"}, "not one of"), (BUILTIN, {"kind": "jsonl"}, "belong together"),
-    (BUILTIN, {"shared_prefix": 1.0}, "shared_prefix"), (BUILTIN, {"kind": "tokens", "token_high": 0}, "token ids"),
-    (LOAD, {"rate_per_s": 0.0}, "rate_per_s"), (LOAD, {"context_tokens": 0}, "context_tokens"),
-    (WINDOW, {"min_s": 9.0, "max_s": 1.0}, "min_s <= max_s"), (WINDOW, {"precision": 1.0}, "precision"),
-    (Target("http://x:1", "openai", "m", True), {"base_url": "https://x:1"}, "plain http"),
-    (Target("http://x:1", "openai", "m", True), {"api": "grpc"}, "openai, sglang")])
-def test_impossible_settings_are_one_clear_line(settings: Any, changes: dict[str, object], text: str) -> None:
-    with pytest.raises(UsageError, match=text):
-        dataclasses.replace(settings, **changes)

@@ -16,8 +16,8 @@ import msgspec
 
 from autotune.engine.gpus import start_nvml
 from autotune.power import nvml as nvml_meter
+from autotune.power import open_meter
 from autotune.power.meter import DeviceLost, MeterUnavailable, Powered, PowerSettings
-from autotune.power.registry import open_meter
 
 WINDOW_S = 2.0
 SETTINGS = PowerSettings(source="nvml", watts_per_core=None, sample_s=0.05, max_gap_s=0.6, tolerance=0.05, others=1.0)

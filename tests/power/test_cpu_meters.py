@@ -13,11 +13,10 @@ import time
 
 import pytest
 
-from autotune.power.cpu_time import CpuTimeMeter
+from autotune.power import check_source, open_meter
+from autotune.power.cpu_meters import CpuTimeMeter, RaplMeter
 from autotune.power.host_load import CpuSample, HostLoad
 from autotune.power.meter import MeterUnavailable, NoMeter, Powered, PowerSettings, Reading
-from autotune.power.rapl import RaplMeter
-from autotune.power.registry import check_source, open_meter
 from autotune.records import UsageError
 from autotune.utils.validation import convert
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from autotune.engine.gpus import visible_gpus
+from autotune.power import open_meter
 from autotune.power.meter import Powered, PowerSettings
-from autotune.power.registry import open_meter
 
 
 @pytest.mark.gpu

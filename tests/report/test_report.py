@@ -14,9 +14,8 @@ import pytest
 
 from autotune.records import Stage, UsageError
 from autotune.report.charts import progress, tradeoff
-from autotune.report.render import report
+from autotune.report.render import print_summary, report
 from autotune.report.story import read
-from autotune.report.terminal import print_summary
 from autotune.report.verdict import headline
 from tests.conftest import Maker
 from tests.report.studies import Made, baseline, reporting

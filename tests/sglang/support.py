@@ -54,11 +54,12 @@ def python_with(folder: pathlib.Path, package: str, version: str, files: Mapping
     return str(python)
 
 
-def looked_up(loaded: Settings) -> tuple[list[str], dict[tuple[str, object], str]]:
+def looked_up(loaded: Settings) -> tuple[list[str], dict[tuple[str, Value], str]]:
     """(what the installed engine lacks for the baseline, what it lacks for each choice), as `check` says it."""
     report = preflight.check(loaded)
     return ([problem.split(":")[0] for problem in report.problems if "does not know" in problem],
-            {(c.param, c.value): "; ".join(p for p in c.problems if "does not know" in p) for c in report.choices})
+            {choice: "; ".join(p for p in problems if "does not know" in p)
+             for choice, problems in report.choices.items()})
 
 
 def ruled(loaded: Settings, version: str) -> Space:

@@ -19,9 +19,8 @@ from autotune.export.launch_files import export
 from autotune.records import AutotuneError, Crash, Measurement, UsageError
 from autotune.report import compare
 from autotune.report.dashboard import note, plots, study_note
-from autotune.report.render import content_of, html, markdown
+from autotune.report.render import as_data, content_of, html, markdown, print_comparison, print_summary
 from autotune.report.story import read
-from autotune.report.terminal import as_data, print_comparison, print_summary
 from autotune.storage.schema import REMEDY, read_pivots
 from autotune.storage.trial import LaunchFacts, Result
 from autotune.tuning import bug_reports, confirm, matrix

@@ -7,6 +7,7 @@ import pathlib
 import pytest
 
 from autotune.config.compose import load
+from autotune.records import Value
 from tests.sglang import support
 
 FLAGS = '''class EngineArgs:
@@ -31,7 +32,7 @@ def python_with(folder: pathlib.Path, **files: str) -> str:
         "config/speculative.py": METHODS, **files})
 
 
-def looked_at(python: str, *overrides: str) -> tuple[list[str], dict[tuple[str, object], str]]:
+def looked_at(python: str, *overrides: str) -> tuple[list[str], dict[tuple[str, Value], str]]:
     return support.looked_up(load(["+space=vllm_gpu", f"engine.python={python}", *overrides]))
 
 
