@@ -158,18 +158,6 @@ def test_a_foreign_space_runs_nothing(tmp_path: pathlib.Path) -> None:
     assert not mark.exists()
 
 
-def test_an_artifact_cannot_leave_its_folder(tmp_path: pathlib.Path) -> None:
-    from optuna.artifacts import FileSystemArtifactStore
-    from optuna.artifacts.exceptions import ArtifactNotFound
-
-    (tmp_path / "artifacts").mkdir()
-    (tmp_path / "study.db").write_text("private")
-    store = FileSystemArtifactStore(str(tmp_path / "artifacts"))
-    for name in ("../study.db", str(tmp_path / "study.db"), "x/../../study.db"):
-        with pytest.raises((ArtifactNotFound, ValueError)):
-            store.open_reader(name).read()
-
-
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"n": 1})

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -43,27 +42,6 @@ EARLY_H = 3.0
 PER_RANDOM_TABLE = 2  # seeds
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One strategy on one table (or on all random ones) over its seeds; shares are of the true optimum."""
-
-    table: str
-    strategy: str
-    seeds: int
-    reached_98: int
-    launches_98: float | None
-    hours_98: float | None
-    reached_99: int
-    launches_99: float | None
-    hours_99: float | None
-    launches: float
-    crashed: float
-    share_early: float
-    share: float
-    worst: float
-    stopped: float  # share of the studies that the strategy ended before its hours were used
-
-
 def make(name: str, table: Table, seed: int) -> Strategy:
     """The strategy without budgets: it stops only when no gain is left."""
     return LaunchAware(table.space, Limits(), seed) if name == "launch_aware" else OptunaStrategy(
@@ -76,32 +54,36 @@ def study(job: tuple[Table, str, int, float]) -> Run:
     return simulate(table, make(name, table, seed), seed, hours)
 
 
-def summary(table: str, strategy: str, runs: Sequence[Run]) -> Row:
-    """Row of the printed table."""
-    figures: dict[str, Any] = {}
+def summary(table: str, strategy: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """One strategy on one table (or on all random ones) over its seeds; shares are of the true optimum.
+
+    `stopped` is the share of the studies that the strategy ended before their hours were used.
+    """
+    row: dict[str, Any] = {"table": table, "strategy": strategy, "seeds": len(runs)}
     for share in SHARES:
         steps = [step for run in runs if (step := run.reached(share)) is not None]
         name = f"{share:.2f}"[2:]
-        figures |= {f"reached_{name}": len(steps),
-                    f"launches_{name}": statistics.median(s.launches for s in steps) if steps else None,
-                    f"hours_{name}": statistics.median(s.hours for s in steps) if steps else None}
+        row |= {f"reached_{name}": len(steps),
+                f"launches_{name}": statistics.median(s.launches for s in steps) if steps else None,
+                f"hours_{name}": statistics.median(s.hours for s in steps) if steps else None}
     early = [max((s for s in run.steps if s.hours <= EARLY_H), key=lambda s: s.hours, default=None) for run in runs]
-    return Row(table, strategy, len(runs), **figures,
-               launches=statistics.mean(r.launches for r in runs), crashed=statistics.mean(r.crashed for r in runs),
-               share_early=statistics.mean(s.share if s else 0.0 for s in early),
-               share=statistics.mean(r.final_share for r in runs), worst=min(r.final_share for r in runs),
-               stopped=statistics.mean(r.stopped for r in runs))
+    return row | {"launches": statistics.mean(r.launches for r in runs),
+                  "crashed": statistics.mean(r.crashed for r in runs),
+                  "share_early": statistics.mean(s.share if s else 0.0 for s in early),
+                  "share": statistics.mean(r.final_share for r in runs), "worst": min(r.final_share for r in runs),
+                  "stopped": statistics.mean(r.stopped for r in runs)}
 
 
-def show(row: Row) -> str:
+def show(row: dict[str, Any]) -> str:
     """One line of the printed table."""
-    def at(reached: int, launches: float | None, hours: float | None) -> str:
-        figures = f"{'-':>5} {'-':>6}" if launches is None or hours is None else f"{launches:5.1f} {hours:6.2f}"
-        return f"{reached:4d}/{row.seeds:<4d} {figures}"
+    def at(share: str) -> str:
+        launches, hours = row[f"launches_{share}"], row[f"hours_{share}"]
+        figures = f"{'-':>5} {'-':>6}" if launches is None else f"{launches:5.1f} {hours:6.2f}"
+        return f"{row[f'reached_{share}']:4d}/{row['seeds']:<4d} {figures}"
 
-    return (f"{row.table:16} {row.strategy:13} {at(row.reached_98, row.launches_98, row.hours_98)}  "
-            f"{at(row.reached_99, row.launches_99, row.hours_99)}  {row.launches:7.1f} {row.crashed:7.1f}  "
-            f"{row.share_early:.3f} {row.share:.3f} {row.worst:.3f} {row.stopped:7.0%}")
+    return (f"{row['table']:16} {row['strategy']:13} {at('98')}  {at('99')}  {row['launches']:7.1f} "
+            f"{row['crashed']:7.1f}  {row['share_early']:.3f} {row['share']:.3f} {row['worst']:.3f} "
+            f"{row['stopped']:7.0%}")
 
 
 HEAD = (f"{'':30} {'98 % of the optimum':^23} {'99 %':^22}  {'launches':>8} {'crashed':>7}  share of optimum\n"
@@ -116,14 +98,10 @@ def main() -> int:
     for path in args.tables:
         try:
             table = Table.load(path)
-            remarks = table.remarks
-        except OSError as error:
-            print(f"search.py: {path} cannot be read: {error.strerror or error}", file=sys.stderr)
-            return 2
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             print(f"search.py: {path} is not a table: {error}", file=sys.stderr)
             return 2
-        for remark in remarks:
+        for remark in table.remarks:
             print(f"search.py: {path}: {remark}", file=sys.stderr)
         groups.append((table.name, [(table, seed) for seed in range(args.seeds)]))
     if args.random:
@@ -144,7 +122,7 @@ def main() -> int:
     rate = 60 * count / (time.monotonic() - began)
     if args.json:
         print(json.dumps({"hours": args.hours, "studies_per_minute": round(rate), "jobs": args.jobs,
-                          "rows": [dataclasses.asdict(r) for r in rows]}, indent=1))
+                          "rows": rows}, indent=1))
     else:
         print(f"{count} studies of {args.hours:g} simulated hours, {rate:.0f} a minute ({args.jobs} process"
               f"{'es' if args.jobs > 1 else ''})")

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autotune.config.compose import load
+from autotune.config.compose import data_folder, load
 from autotune.config.settings import Settings
 from autotune.engine.command import Command, build, needed
 from autotune.engine.host import lacking
@@ -23,10 +23,12 @@ from autotune.executors import preflight
 from autotune.records import Config, Value
 from autotune.space.space import Space
 from tests.envs import ensure
+from tests.storage.flat import flat
 
 Job = tuple[list[str], dict[str, str]]  # arguments and environment
 HERE = pathlib.Path(__file__).parent
 VERSIONS = ("0.5.16", "0.5.23")
+CHECKOUT_ENV = {**os.environ, "PYTHONPATH": str(data_folder("conf").parent)}
 VARIANTS = ("sglang_ddtree_pr29907", "sglang_ddtree_pr27509", "sglang_ddtree_rancy", "sglang_ddtree_dbguo",
             "sglang_ddtree_pr31069", "sglang_ddtree_pr36196")
 
@@ -183,3 +185,37 @@ def assert_flags_found(space: str, name: str, version: str, options: set[str], u
     assert len(wanted) > 50
     assert set(lacking(engine, wanted)) == {w for w in wanted if w.startswith("--")} - options | unknown
     assert lacking(engine, sorted(options - {"--help"})) == ()
+
+
+def autotune(folder: pathlib.Path, *words: str, module: str = "autotune", limit_s: float = 1500) -> str:
+    """Run a verb to its end, which must be good; what it printed."""
+    done = subprocess.run([sys.executable, "-m", module, *words], env=CHECKOUT_ENV, cwd=folder, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit_s)
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """A study of a real server: parameters and attributes of its trials, and the command lines that were launched."""
+
+    folder: pathlib.Path
+    complete: Sequence[Mapping[str, Any]]
+    crashed: Sequence[Mapping[str, Any]]
+    launched: Sequence[Sequence[str]]
+
+    @classmethod
+    def of(cls, outputs: pathlib.Path, space: str, overrides: Sequence[str]) -> Tuned:
+        """Tune `space` with a tiny mixture of experts, made in outputs/moe."""
+        import optuna
+
+        autotune(outputs, str(outputs / "moe"), "--shape", "moe-tiny", module="autotune.engine.random_model")
+        autotune(outputs, "tune", f"+space={space}", *overrides)
+        url = f"sqlite:///{outputs / space / 'study.db'}"
+        (name,) = optuna.get_all_study_names(url)
+        ended: dict[str, list[dict[str, Any]]] = {"COMPLETE": [], "PRUNED": []}
+        for trial in optuna.load_study(study_name=name, storage=url).trials:
+            ended.setdefault(trial.state.name, []).append({**flat(trial.user_attrs), **trial.params})
+        assert ended["COMPLETE"] and all(t["tokens_per_s"] > 0 for t in ended["COMPLETE"])
+        return cls(outputs / space, ended["COMPLETE"], ended["PRUNED"], [
+            json.loads(file.read_text())["argv"] for file in (outputs / space).glob("launches/*/command.json")])
