@@ -8,16 +8,20 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import httpx
+
 from autotune.config.compose import data_folder, load
 from autotune.config.settings import Settings
 from autotune.engine.command import Command, build, needed
 from autotune.engine.host import lacking
+from autotune.engine.server import Server, free_port
 from autotune.engine.spec import EngineSpec, matches
 from autotune.executors import preflight
 from autotune.records import Config, Value
@@ -219,3 +223,17 @@ class Tuned:
         assert ended["COMPLETE"] and all(t["tokens_per_s"] > 0 for t in ended["COMPLETE"])
         return cls(outputs / space, ended["COMPLETE"], ended["PRUNED"], [
             json.loads(file.read_text())["argv"] for file in (outputs / space).glob("launches/*/command.json")])
+
+
+def real_server(loaded: Settings, folder: pathlib.Path, version: str, **choices: Value) -> Server:
+    """A server of the space's baseline with these choices, not yet started."""
+    config, port = {**loaded.space.split(loaded.space.baseline)[0], **choices}, free_port()
+    return Server(build(loaded.engine, loaded.space, config, port=port, version=version), loaded.engine, folder,
+                  loaded.server, port)
+
+
+def metrics(live: Server, *fields: str) -> dict[str, float]:
+    """The server's own figures of these fields, which must be there by the names that its engine file has for them."""
+    names = live.engine.metrics
+    text = "\n" + httpx.get(f"{live.url}{names.path}", timeout=30).text
+    return {field: float(re.findall(rf"\n{getattr(names, field)}\{{.* (\S+)", text)[0]) for field in fields}
