@@ -48,9 +48,9 @@ class Campaign:
     def line(self) -> str:
         f = self.figures
         return (f"{f['kills']} kills in {f['studies']} studies, {f['orphans']} orphans, {f['lost']} lost, "
-                f"{f['doubled']} doubled, {f['torn']} torn files, {f['wrong_ends']} wrong ends ({f['trials']} trials told, "
-                f"{f['failed']} were running when killed; the last process of a killed tuner was gone after at most "
-                f"{self.slowest_s:.1f} s)")
+                f"{f['doubled']} doubled, {f['torn']} torn files, {f['wrong_ends']} wrong ends "
+                f"({f['trials']} trials told, {f['failed']} were running when killed; "
+                f"the last process of a killed tuner was gone after at most {self.slowest_s:.1f} s)")
 
     def study(self, kills: int, until: float) -> None:
         """One study, killed until it has ended (or the kills are used up: then it is let run to its end)."""
