@@ -26,6 +26,7 @@ from autotune.space.space import Space
 from autotune.utils.files import append_line, free_mib, write_json, write_lines
 from autotune.utils.redact import HIDDEN, SHORTEST, WORDS, Redactor
 from autotune.utils.text import KEPT, REPLACED, SPELLED, printable
+from tests.space.configurations import sample, servers
 from tests.space.test_space import RAW
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
@@ -52,12 +53,12 @@ def test_every_configuration_of_a_space_is_checked_split_and_put_together_again(
         "name": "s", "engine": "e",
         "params": {**{k: {"choices": v} for k, v in params.items()}, "concurrency": {"choices": levels, "load": True}},
         "baseline": {**{k: v[0] for k, v in params.items()}, "concurrency": levels[0]}}, "s.yaml")
-    config = space.sample(random.Random(seed))
+    config = sample(space, random.Random(seed))
     server, load_part = space.split(config)
     assert space.check(config) == {**server, **load_part} == config
-    servers = list(space.servers())
-    assert server in servers and len(servers) == space.size()
-    assert len({json.dumps(s, sort_keys=True) for s in servers}) == len(servers)
+    found = list(servers(space))
+    assert server in found and len(found) == space.size()
+    assert len({json.dumps(s, sort_keys=True) for s in found}) == len(found)
 
 
 @given(st.lists(TEXT, min_size=1, max_size=5), st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), TEXT,
