@@ -51,66 +51,55 @@ class Group:
         self.columns = len(grid.params) if self.loaded else grid.width
         rows = np.array([f.row[:self.columns] for f in failures])
         self.atom_column, self.atom_mask, atom_weight = self._atoms(rows)
-        hits = self._hits(passed[:, :self.columns])
         self.own = np.array(sorted({tuple(row) for row in rows.tolist()}), dtype=np.int16)
         crashes = len(self.own)
         likelihood, rates = _strikes(crashes, len(passed)), _strikes(crashes + 1, len(passed))
         common = ENVIRONMENT if all(f.crash.blame is Blame.ENVIRONMENT for f in failures) else COMMON
-        sets = _combinations(tuple(self.atom_column))
-        weights, counts = [], []
-        for order, index in enumerate(sets):
-            counts.append(hits[index].all(axis=1).sum(axis=1))
-            weights.append(common[order] * atom_weight[index].prod(axis=1))
-        every = np.concatenate([*weights, [SELF_ONLY if crashes == 1 else 0.0]])
-        count = np.concatenate([*counts, [0]])
-        joint = every * likelihood[count]
+        sets = _combinations(tuple(self.atom_column[:-2].tolist()))
+        size = (sets < len(self.atom_column) - 2).sum(axis=1)
+        count = self._hits(passed)[sets].all(axis=1).sum(axis=1)
+        count[-1] = 0
+        joint = np.array([SELF_ONLY if crashes == 1 else 0.0, *common])[size] * atom_weight[sets].prod(axis=1)
+        joint = joint * likelihood[count]
         # probability of these crashes and passes over all hypotheses, not normalised over groupings
         self.evidence = float(joint.sum())
         best = np.argsort(-joint)[:KEPT]
         best = best[joint[best] > 1e-4 * joint[best[0]]]
         self.weights: Floats = joint[best] / max(self.evidence, 1e-300)
         self.rate: Floats = (rates[count] / np.maximum(likelihood[count], 1e-300))[best]
-        ends = np.cumsum([0, *map(len, sets)])
-        self.hypotheses: list[tuple[int, ...]] = []  # indices of atoms; none: the whole configuration
-        for i in best.tolist():
-            order = int(np.searchsorted(ends, i, side="right")) - 1
-            self.hypotheses.append(tuple(sets[order][i - ends[order]].tolist()) if order < 3 else ())
+        self.hypotheses, self.size = sets[best], size[best]  # (k, 3) atoms, (k,) number of single conditions
 
     def chance_to_hit(self, rows: Codes) -> Floats:
         """(n,) probability that the cause is present in each row and makes it crash."""
-        return np.minimum((self.weights * self.rate) @ self._presence(rows), 1.0)
+        present = self._hits(rows)[self.hypotheses].all(axis=1)
+        return np.asarray(np.minimum((self.weights * self.rate) @ present.astype(np.float64), 1.0))
 
     def part(self, column: int, code: int) -> float:
         """Probability that a choice is part of the cause."""
         if not (self.own[:, column] == code).any():
             return 0.0
-        return float(sum(w for atoms, w in zip(self.hypotheses, self.weights, strict=True)
-                         if any(self.atom_column[a] == column for a in atoms)))
+        return float(sum(self.weights[(self.atom_column[self.hypotheses] == column).any(axis=1)]))
 
     def alone(self, column: int, code: int) -> float:
         """Probability that a choice alone is the cause."""
-        return float(sum(w for atoms, w in zip(self.hypotheses, self.weights, strict=True)
-                         if len(atoms) == 1 and self.atom_column[atoms[0]] == column
-                         and self.atom_mask[atoms[0], code]))
-
-    def _presence(self, rows: Codes) -> Floats:
-        """(hypotheses, n) 1 where the hypothesis holds in the row."""
-        hits = self._hits(rows[:, :self.columns])
-        out = np.ones((len(self.hypotheses), len(rows)))
-        for order in range(4):
-            which = [i for i, atoms in enumerate(self.hypotheses) if len(atoms) == order]
-            if which and order:
-                out[which] = hits[np.array([self.hypotheses[i] for i in which])].all(axis=1)
-            elif which:
-                out[which] = (rows[:, None, :self.columns] == self.own[None]).all(axis=2).any(axis=1)
-        return out
+        atom = self.hypotheses[:, 0]
+        return float(sum(self.weights[(self.size == 1) & (self.atom_column[atom] == column)
+                                      & self.atom_mask[atom, code]]))
 
     def _hits(self, rows: Codes) -> Mask:
-        """(atoms, n) True where a row has one of the atom's choices."""
-        return np.asarray(self.atom_mask[np.arange(len(self.atom_mask))[:, None], rows[:, self.atom_column].T])
+        """(atoms, n) True where the atom holds in the row."""
+        rows = rows[:, :self.columns]
+        hits = self.atom_mask[np.arange(len(self.atom_mask))[:, None], rows[:, self.atom_column].T]
+        hits[-2] = True
+        hits[-1] = (rows[:, None] == self.own).all(axis=2).any(axis=1)
+        return np.asarray(hits)
 
     def _atoms(self, rows: Codes) -> tuple[NDArray[np.intp], Mask, Floats]:
-        """Conditions on one parameter that hold in every crash: its choice, or a set of choices."""
+        """(column, choices, weight) of conditions on one parameter that hold in every crash.
+
+        A condition is a choice or a set of choices. The last two atoms stand for no condition and for the whole
+        configuration of a crash.
+        """
         widest = max(len(p.choices) for p in self.grid.params) + 1
         columns, masks, weights = [], [], []
         for column in range(self.columns):
@@ -129,9 +118,7 @@ class Group:
                     masks.append([i in option for i in range(widest)])
                     chosen = tuple(c for i, c in enumerate(param.choices) if i in option)
                     weights.append(weight * word_weight(param, chosen, self.failures[0].crash))
-        if not columns:
-            return np.zeros(0, dtype=np.intp), np.zeros((0, widest), dtype=bool), np.zeros(0)
-        return np.array(columns), np.array(masks), np.array(weights)
+        return np.array([*columns, -1, -1]), np.array([*masks, *[[False] * widest] * 2]), np.array([*weights, 1.0, 1.0])
 
 
 def _strikes(crashes: int, most: int) -> Floats:
@@ -141,18 +128,15 @@ def _strikes(crashes: int, most: int) -> Floats:
 
 
 @functools.lru_cache(maxsize=512)
-def _combinations(columns: tuple[int, ...]) -> tuple[NDArray[np.intp], ...]:
-    """Indices of one, two and three atoms on different columns: shapes (n1, 1), (n2, 2), (n3, 3)."""
-    column = np.array(columns, dtype=np.intp)
+def _combinations(columns: tuple[int, ...]) -> NDArray[np.intp]:
+    """(n, 3) indices of one, two or three atoms on different columns, and last the whole configuration."""
+    column, nothing = np.array(columns, dtype=np.intp), len(columns)
     out = []
     for order in (1, 2, 3):
-        index = np.array(list(itertools.combinations(range(len(column)), order)), dtype=np.intp).reshape(-1, order)
-        held = column[index]
-        keep = np.ones(len(index), dtype=bool)
-        for a, b in itertools.combinations(range(order), 2):
-            keep &= held[:, a] != held[:, b]
-        out.append(index[keep])
-    return tuple(out)
+        index = np.array(list(itertools.combinations(range(nothing), order)), dtype=np.intp).reshape(-1, order)
+        apart = (np.diff(np.sort(column[index], axis=1), axis=1) != 0).all(axis=1)
+        out.append(np.pad(index[apart], ((0, 0), (0, 3 - order)), constant_values=nothing))
+    return np.concatenate([*out, [[nothing + 1, nothing, nothing]]])
 
 
 NAMED = 8.0  # factor for a parameter that the words or the stage of a crash name
@@ -222,7 +206,7 @@ class CrashModel:
             signatures.setdefault((failure.crash.signature, failure.loaded), []).append(failure)
         self.groups = [g for fails in signatures.values() for g in self._split(fails)]
         self._earlier = {}
-        faulty = sum(float(g.weights[[len(h) == 1 for h in g.hypotheses]].sum()) for g in self.groups if not g.loaded)
+        faulty = sum(float(g.weights[g.size == 1].sum()) for g in self.groups if not g.loaded)
         self.seen = [np.isin(np.arange(len(p.choices) + 1), passed[:, i]) for i, p in enumerate(grid.server_params)]
         tested = float(sum(s.sum() for s in self.seen)) + faulty
         self.rate = (RATE * PRIOR_WEIGHT + faulty) / (PRIOR_WEIGHT + tested)  # posterior share of faulty choices
@@ -294,9 +278,9 @@ class CrashModel:
         """(codes by column, probability) of the likeliest cause of each group with several choices."""
         out = []
         for group in self.groups:
-            atoms = group.hypotheses[0]
-            if len(atoms) > 1 and not group.loaded:
-                when = {int(group.atom_column[a]): tuple(np.flatnonzero(group.atom_mask[a]).tolist()) for a in atoms}
+            if group.size[0] > 1 and not group.loaded:
+                when = {int(group.atom_column[a]): tuple(np.flatnonzero(group.atom_mask[a]).tolist())
+                        for a in group.hypotheses[0, :group.size[0]]}
                 out.append((when, float(group.weights[0])))
         return out
 

@@ -9,7 +9,7 @@ A code is the index of a choice; an absent parameter has the code len(choices).
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -37,13 +37,13 @@ class Grid:
         self._column = {p.name: i for i, p in enumerate(self.params)}
         self._code = [{exact(c): i for i, c in enumerate(p.choices)} for p in self.params]
         self.width = len(self.server_params)
-        sizes = [len(p.choices) + 1 for p in self.server_params]
-        self._pairs = list(itertools.combinations(range(self.width), 2))
-        offsets = np.cumsum([0] + [sizes[i] * sizes[j] for i, j in self._pairs])
-        self._pair_offset, self.pair_count = offsets[:-1], int(offsets[-1])
-        self._pair_left, self._pair_right = np.array(self._pairs, dtype=np.intp).reshape(-1, 2).T
-        self._pair_size = np.array([sizes[j] for _, j in self._pairs], dtype=np.intp)
+        sizes = np.array([len(p.choices) + 1 for p in self.server_params], dtype=np.intp)
+        self._pair_left, self._pair_right = np.triu_indices(self.width, 1)
+        self._pair_size = sizes[self._pair_right]
+        counts = sizes[self._pair_left] * self._pair_size
+        self._pair_offset, self.pair_count = np.cumsum(counts) - counts, int(counts.sum())
         self.load_rows = self._walk(self.load_params, self.width)
+        self._load_index = {tuple(row): i for i, row in enumerate(self.load_rows.tolist())}
         self._whole_pairs: NDArray[np.intp] | None = None
         self.whole = self._filtered(self._walk(self.server_params, 0)) if space.size() <= ENUMERATED else None
         if self.whole is not None:
@@ -60,11 +60,7 @@ class Grid:
 
     def load_index(self, load: Config) -> int:
         """Row of a load part in `load_rows`. Raises KeyError for a load part outside the space."""
-        row = self.encode(load, self.load_params)
-        found = np.flatnonzero((self.load_rows == row).all(axis=1))
-        if not found.size:
-            raise KeyError(f"{dict(load)} is not a load part of {self.space.name}")
-        return int(found[0])
+        return self._load_index[tuple(self.encode(load, self.load_params).tolist())]
 
     def pair_codes(self, servers: Codes) -> NDArray[np.intp]:
         """(n, pairs) an index below `pair_count` for each pair of choices."""
@@ -119,10 +115,8 @@ class Grid:
 
     def _walk(self, params: Sequence[Param], offset: int) -> Codes:
         """Every existing combination of the choices of `params`."""
-        if not params:
-            return np.zeros((1, 0), dtype=np.int16)
-        axes = np.meshgrid(*(np.arange(len(p.choices) + bool(p.when), dtype=np.int16) for p in params), indexing="ij")
-        rows = np.stack([a.ravel() for a in axes], axis=1)
+        shape = [len(p.choices) + bool(p.when) for p in params]
+        rows = np.ascontiguousarray(np.indices(shape, dtype=np.int16).reshape(len(shape), math.prod(shape)).T)
         if any(p.when for p in params) and not offset:
             rows = rows[(self._settle(rows) == rows).all(axis=1) & self._complete(rows)]
         return rows

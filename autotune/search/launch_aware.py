@@ -22,7 +22,7 @@ from autotune.search.grid import Codes, Floats, Grid
 from autotune.search.observations import MANY, Key, Observations
 from autotune.search.regions import BASELINE_CHANCE, Region
 from autotune.search.strategy import Best, Launch, Limits, Observation, Pivot, Stop, StopKind
-from autotune.search.transfer import Past, report
+from autotune.search.transfer import Past
 from autotune.search.value_model import Prior, Strengths, ValueModel
 from autotune.space.space import Space
 
@@ -96,7 +96,7 @@ class LaunchAware:
         if self.past is None:
             return None
         self._learn(True)
-        return report(self.past, self._value.prior, self.memory)
+        return self.past.report(self._value.prior.trust, self.memory)
 
     def propose(self) -> Launch | Stop:
         """The next launch, deterministic given seed, observations and pending launches."""
@@ -122,16 +122,15 @@ class LaunchAware:
 
     def _next_load(self, key: Key) -> int | None:
         self._learn()
-        row = _row(key)[None]
-        fresh, planned = key in self._fresh, self._fresh.get(key)
-        if planned is None and not self.memory.count:
-            return self._usual_load(row)
-        server = self.memory.servers.get(key)
-        known = server is not None and self._baseline_load in self.memory.settled(server)
-        if planned is None and fresh and key == self._baseline_key and not known:
-            planned = self._baseline_load  # until it is measured: the reference of all comparisons
+        row, server, fresh = _row(key)[None], self.memory.servers.get(key), key in self._fresh
+        planned = self._fresh.get(key)
         if planned is not None:
             return planned
+        if not self.memory.count:
+            return self._usual_load(row)
+        if fresh and key == self._baseline_key and (server is None or
+                                                    self._baseline_load not in self.memory.settled(server)):
+            return self._baseline_load  # the reference of all comparisons
         forecast = self._forecast(row, self._expecting(), set())
         if not fresh and self._best is not None and self._best[0] == key:
             _, load, value = self._best

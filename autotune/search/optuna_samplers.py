@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from autotune.records import Config, Crash, UsageError, Value, config_key
 from autotune.search.strategy import Best, Launch, Limits, Measured, Observation, Pivot, Stop, StopKind
-from autotune.space.space import ENUMERABLE, Param, Space
+from autotune.space.space import ENUMERABLE, Param, Space, server_key
 from autotune.storage.trial import severity, suggest
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.trial import TrialState
 
 SAMPLERS = ("tpe", "random", "grid")
 FORBIDDEN = 5.0  # constraint of a forbidden configuration: worse than any crash
@@ -29,12 +30,7 @@ class _Asked(NamedTuple):
     """A trial without an outcome yet."""
 
     trial: optuna.Trial
-    server: Config
-    load: Config
-
-    @property
-    def config(self) -> Config:
-        return {**self.server, **self.load}
+    config: Config
 
 
 class OptunaStrategy:
@@ -51,7 +47,7 @@ class OptunaStrategy:
         self._asked: dict[str, _Asked] = {}  # own trials by server part
         self._unmeasured, self._busy, self._servers, self._tried = set[str](), set[str](), set[str](), set[str]()
         self._values: dict[str, list[Measured]] = {}
-        self._configs: dict[str, tuple[Config, Config]] = {}
+        self._configs: dict[str, Config] = {}
         self._aside: list[Config] = []  # postponed: lost with a host, or pending on another worker
 
     def propose(self) -> Launch | Stop:
@@ -59,7 +55,7 @@ class OptunaStrategy:
         spent = self.limits.spent(self.launches, self.used_s)
         if spent is not None:
             return spent
-        first = config_key(self.space.split(self.space.baseline)[0]) not in self._servers | self._busy
+        first = server_key(self.space, self.space.baseline) not in self._servers | self._busy
         again = self._again(first)
         if first or again is not None:
             self.study.enqueue_trial(dict(again or self.space.baseline))
@@ -73,7 +69,7 @@ class OptunaStrategy:
                 return Stop(StopKind.EXHAUSTED, f"the rest of the grid ({len(self._aside)}) waits for other workers"
                             if self._aside else "every configuration of the grid was tried")
             asked, again = self._ask(), None
-            server = config_key(asked.server)
+            server = server_key(self.space, asked.config)
             if self.space.forbidden(asked.config) is not None:
                 self._prune(asked.trial, FORBIDDEN)
             elif self.name == "grid" and config_key(asked.config) in self._tried:
@@ -88,7 +84,7 @@ class OptunaStrategy:
                 self._asked[server] = asked
                 self._unmeasured.add(server)
                 reason = "the baseline, the reference of all comparisons" if first else f"Optuna's {self.name} sampler"
-                return Launch(asked.server, reason, 0.0, 1.0)
+                return Launch(self.space.split(asked.config)[0], reason, 0.0, 1.0)
         return Stop(StopKind.EXHAUSTED, f"{TRIES} proposals in a row were forbidden, known or running on other workers")
 
     def next_load(self, server: Config) -> Config | None:
@@ -97,7 +93,7 @@ class OptunaStrategy:
         if key not in self._unmeasured:
             return None
         self._unmeasured.discard(key)
-        return self._asked[key].load
+        return self.space.split(self._asked[key].config)[1]
 
     def tell(self, observation: Observation) -> None:
         """Take in one outcome."""
@@ -106,7 +102,7 @@ class OptunaStrategy:
         key = config_key(observation.server)
         asked = self._asked.get(key)
         self._servers.add(key)
-        if asked is not None and observation.load in (None, asked.load):
+        if asked is not None and observation.load in (None, self.space.split(asked.config)[1]):
             del self._asked[key]
             self._unmeasured.discard(key)
         else:
@@ -118,15 +114,14 @@ class OptunaStrategy:
         if isinstance(observation.outcome, Crash):
             self._prune(asked.trial, severity(observation.outcome))
             return
-        self._configs[config] = asked.server, asked.load
+        self._configs[config] = asked.config
         self._values.setdefault(config, []).append(observation.outcome)
         if observation.outcome.value is None:
             self._prune(asked.trial, None)
             return
         for name, ratio in {**observation.outcome.ratios, "crash": 1.0}.items():
             asked.trial.set_constraint(name, ratio - 1)
-        with _last_of_a_grid():
-            self.study.tell(asked.trial, observation.outcome.value)
+        self._finish(asked.trial, observation.outcome.value)
 
     def pending(self, server: Config, load: Config | None = None) -> None:
         self._busy.add(config_key(server))
@@ -141,7 +136,7 @@ class OptunaStrategy:
             if values := [math.log(m.value) for m in seen if m.value is not None and m.value > 0 and m.feasible]:
                 means[key] = sum(values) / len(values)
         best = max(means, key=means.__getitem__, default=None)
-        return None if best is None else Best(*self._configs[best], math.exp(means[best]))
+        return None if best is None else Best(*self.space.split(self._configs[best]), math.exp(means[best]))
 
     def pivots(self) -> list[Pivot]:
         """Always empty: samplers give no reasons."""
@@ -155,7 +150,7 @@ class OptunaStrategy:
             self._prune(lost.trial, None)
             self._aside.append(lost.config)
         self._aside = [config for config in self._aside if config_key(config) not in self._tried]
-        free = (i for i, config in enumerate(self._aside) if config_key(self.space.split(config)[0]) not in self._busy)
+        free = (i for i, config in enumerate(self._aside) if server_key(self.space, config) not in self._busy)
         at = None if first else next(free, None)
         return None if at is None else self._aside.pop(at)
 
@@ -165,7 +160,7 @@ class OptunaStrategy:
         for param in self.space.params:
             if self.space.active(param, config):
                 config[param.name] = _choice(param, suggest(trial, param))
-        return _Asked(trial, *self.space.split(config))
+        return _Asked(trial, config)
 
     def _prune(self, trial: optuna.Trial, violation: float | None) -> None:
         """End a trial without a value: PRUNED with a violation, FAIL without one."""
@@ -173,8 +168,11 @@ class OptunaStrategy:
 
         if violation is not None:
             trial.set_constraint("crash", violation)
-        with _last_of_a_grid():
-            self.study.tell(trial, state=TrialState.PRUNED if violation is not None else TrialState.FAIL)
+        self._finish(trial, state=TrialState.PRUNED if violation is not None else TrialState.FAIL)
+
+    def _finish(self, trial: optuna.Trial, value: float | None = None, state: TrialState | None = None) -> None:
+        with contextlib.suppress(RuntimeError):  # at its last cell a grid stops Optuna's own loop: none runs
+            self.study.tell(trial, value, state)
 
     def _exhausted(self) -> bool:
         import optuna
@@ -203,8 +201,3 @@ def _choice(param: Param, chosen: Value) -> Value:
     if param.step is None or isinstance(chosen, str):
         return chosen
     return min((c for c in param.choices if not isinstance(c, str)), key=lambda c: abs(c - chosen))
-
-
-def _last_of_a_grid() -> contextlib.AbstractContextManager[None]:
-    """Ignore GridSampler's attempt to stop Optuna's own loop at the last cell; the trial itself is recorded."""
-    return contextlib.suppress(RuntimeError)

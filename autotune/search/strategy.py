@@ -118,10 +118,9 @@ class Best(NamedTuple):
 class Pivot:
     """Decision to close or reopen a region, with its evidence.
 
-    `region`: suspected choices by parameter. `belief`: probability that the region always crashes. `chance`,
-    `upper_gain` (a share of the best) and `cost_s`: probability, plausible gain and expected cost of the region's most
-    promising launch. `alternative`: the best launch outside the region. `launches_saved`: launches in the region that
-    would otherwise rank above the alternative.
+    `belief`: probability that the region always crashes. `chance`, `upper_gain` (a share of the best) and `cost_s`:
+    probability, plausible gain and expected cost of the region's most promising launch. `alternative`: the best launch
+    outside the region. `launches_saved`: launches in the region that would otherwise rank above the alternative.
     """
 
     action: str  # "close" or "reopen"

@@ -1,8 +1,6 @@
 """Past studies (`study.warm_start`) as prior knowledge, weighed by how well they predict the present study.
 
     past = Past(grid, past_observations(["outputs/OLD"], space, "tokens_per_joule"))
-    past.effects(rows)             # predicted log objective, up to a constant
-    past.chance(rows)              # predicted probability to come up
 
 Parameters and choices that the present space lacks are ignored; a parameter that a past study lacked counts as the
 baseline's choice.
@@ -47,13 +45,11 @@ class Past:
             self._posterior = model.fit(data, model.strengths(data)[0][1])
         self._crashes = CrashModel(grid, memory.passed(), memory.served(), memory.evidence())
         self._known = bool(memory.servers)
-        self._shape = len(grid.load_rows)
+        self._loads = len(grid.load_rows)
 
     def effects(self, rows: Codes) -> Floats:
         """(n, L) log objective, up to a constant."""
-        if self._posterior is None:
-            return np.zeros((len(rows), self._shape))
-        return self._posterior.predict(rows).mean
+        return self._posterior.predict(rows).mean if self._posterior else np.zeros((len(rows), self._loads))
 
     def chance(self, rows: Codes) -> Floats:
         """(n,) probability that each server part comes up, by past studies."""
@@ -75,17 +71,16 @@ class Past:
         off = data.y[:, 0] - self.effects(data.rows)[np.arange(len(data.rows)), data.loads]
         return float(np.sqrt(np.mean((off - off.mean()) ** 2)))
 
-
-def report(past: Past, prior: Prior, memory: Observations) -> str:
-    """One line on the accuracy of past studies."""
-    data = memory.measurements()
-    error = past.error(data)
-    coverage = f"warm start: {past.used} of {past.given} past observations fit this space"
-    if error is None:
-        return f"{coverage}; nothing was measured here to compare with"
-    return (f"{coverage}; their effects were off by {math.expm1(error):.0%} (root mean square of {len(data.rows)} "
-            f"configurations measured here), so they count {prior.trust:.0%} in the value model and "
-            f"{past.trust_in_crashes(memory):.0%} in the crash model")
+    def report(self, trust: float, memory: Observations) -> str:
+        """One line on the accuracy of past studies; trust: their share in the value model."""
+        data = memory.measurements()
+        error = self.error(data)
+        coverage = f"warm start: {self.used} of {self.given} past observations fit this space"
+        if error is None:
+            return f"{coverage}; nothing was measured here to compare with"
+        return (f"{coverage}; their effects were off by {math.expm1(error):.0%} (root mean square of {len(data.rows)} "
+                f"configurations measured here), so they count {trust:.0%} in the value model and "
+                f"{self.trust_in_crashes(memory):.0%} in the crash model")
 
 
 def _fitting(grid: Grid, observation: Observation) -> Observation | None:
@@ -144,8 +139,8 @@ def _studies(source: str) -> list[tuple[list[TrialRecord], str | None]]:
 def _url(source: str) -> str:
     if "://" in source:
         return source
-    path = pathlib.Path(source).expanduser()
-    found = path / "study.db" if path.is_dir() else path
+    found = pathlib.Path(source).expanduser()
+    found = found / "study.db" if found.is_dir() else found
     if not found.is_file():
         raise UsageError(f"study.warm_start: no study in {source}: give a folder of outputs/ with a study.db, "
                          "or a storage URL")

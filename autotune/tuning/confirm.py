@@ -55,9 +55,9 @@ def confirm(tuner: Tuner, settings: ConfirmSettings) -> Decision | None:
     if plan is None:
         return None
     state = Confirmation("baseline", [key for key in plan if key != "baseline"], settings)
-    state.replay([(str(r.confirm), r.value if r.feasible else None) for r in records
-                  if r.start.confirm_after == searched and r.state in ("COMPLETE", "PRUNED")
-                  and not _disturbed(r)])
+    for r in records:
+        if r.start.confirm_after == searched and r.state in ("COMPLETE", "PRUNED") and not _disturbed(r):
+            state.add(str(r.confirm), r.value if r.feasible else None)
     while (key := state.next()) is not None:
         note = f"confirmation round {state.rounds + 1}: " + (
             "the baseline" if key == "baseline" else f"the configuration of trial {key}")

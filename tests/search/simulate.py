@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 import math
 import random
+from collections.abc import Callable
 
 from autotune.records import Blame, Config, Crash, Stage, Value, config_key
 from autotune.search.strategy import Launch, Measured, Observation, Stop, Strategy
@@ -39,6 +41,7 @@ class Run:
     hours: float
     stop: Stop | None  # None: the simulated hours or launches were used
     forecasts: tuple[tuple[float, bool], ...]  # (stated chance, whether the launch came up) per launch
+    told: tuple[Observation, ...]
 
     @property
     def stopped(self) -> bool:
@@ -97,108 +100,80 @@ class Cluster:
         measured = Measured(rate / watts, all(r <= 1 for r in ratios.values()), ratios, cv * math.sqrt(1.25))
         return Observation(server, load, measured, launch_s + measure_s, launch_s)
 
-    def _roll(self, server: Config, load: Config) -> _Roll:
-        return _Roll(f"{self.table.name}/{self.seed}", config_key(server), config_key(load), self)
+    def _roll(self, server: Config, load: Config) -> Callable[[int], float]:
+        """Draws a flaky rule: once per launch for the server's start, once per load for serving."""
+        def roll(rule: int) -> float:
+            key, part = config_key(server), config_key(load)
+            serving = self.table.spec["crashes"][rule]["stage"] == "serving"
+            study = f"{self.table.name}/{self.seed}/{rule}/{key}/{self.attempts.get(key, 0)}"
+            return random.Random(f"{study}/{part if serving else ''}").random()
+
+        return roll
 
     def _crash(self, rule: Rule) -> Crash:
         return Crash(rule["log"], Stage.parse(rule["stage"]), self.blame, rule["log"], excerpt=rule["log"])
-
-
-class _Roll:
-    """Draws a flaky rule: once per launch for the server's start, once per load for serving."""
-
-    def __init__(self, study: str, server: str, load: str, cluster: Cluster) -> None:
-        self.study, self.server, self.load, self.cluster = study, server, load, cluster
-
-    def __call__(self, rule: int) -> float:
-        serving = self.cluster.table.spec["crashes"][rule]["stage"] == "serving"
-        attempt = self.cluster.attempts.get(self.server, 0)
-        return random.Random(f"{self.study}/{rule}/{self.server}/{attempt}/{self.load if serving else ''}").random()
-
-
-@dataclasses.dataclass
-class _Worker:
-    """`observation` of the live `server` is added when its simulated time has passed."""
-
-    server: Config | None = None
-    observation: Observation | None = None
 
 
 class Fleet:
     """Workers with side-by-side launches on one table and one shared strategy."""
 
     def __init__(self, table: Table, strategy: Strategy, seed: int, workers: int, blame: Blame = Blame.CONFIG) -> None:
-        self.table, self.strategy, self.cluster = table, strategy, Cluster(table, seed, blame)
-        self.workers = [_Worker() for _ in range(workers)]
+        self.table, self.strategy, self.workers, self.cluster = table, strategy, workers, Cluster(table, seed, blame)
         self.steps: list[Step] = []
-        self.launches = self.crashed = self.trial = 0
+        self.launches = self.crashed = 0
         self.forecasts: list[tuple[float, bool]] = []
-        self.running: list[str] = []
+        self.told: list[Observation] = []
         self.twice = 0  # launches of a server part that another worker runs at that time
-        self.events: list[tuple[float, int, int]] = []
-        self._count = 0
+        self.events: list[tuple[float, int, Observation]] = []  # (end in seconds, number, outcome) of each busy worker
+        self._number = itertools.count()
         self._shares: dict[str, float] = {}
 
     def run(self, hours: float, launches: int = 1000) -> Run:
         """Run until the strategy stops and no worker is busy, or `hours` or `launches` are used."""
         now, stop = 0.0, None
         while now < hours * 3600:
-            for number, worker in enumerate(self.workers):
-                if worker.server is None and self.launches < launches:
-                    step = self.strategy.propose()
-                    if not isinstance(step, Launch):
-                        stop = step
-                        break
-                    stop = None
-                    self._launch(now, number, step)
+            while len(self.events) < self.workers and self.launches < launches:
+                step = self.strategy.propose()
+                if isinstance(step, Stop):
+                    stop = step
+                    break
+                stop = None
+                self._launch(now, step)
             if not self.events:
                 break
-            now, _, number = heapq.heappop(self.events)
-            self._end(now, number)
+            now, _, observation = heapq.heappop(self.events)
+            self._end(now, observation)
         return Run(tuple(self.steps), self.launches, self.crashed, now / 3600, stop if not self.events else None,
-                   tuple(self.forecasts))
+                   tuple(self.forecasts), tuple(self.told))
 
-    def _launch(self, now: float, number: int, step: Launch) -> None:
+    def _launch(self, now: float, step: Launch) -> None:
         load = self.strategy.next_load(step.server)
         assert load is not None, "a strategy must name a load part for a server that it has just proposed"
-        key = config_key(step.server)
         self.launches += 1
-        self.twice += key in self.running
-        self.running.append(key)
-        self.workers[number].server = step.server
-        self._mark(step.server, True)
+        self.twice += any(running.server == step.server for _, _, running in self.events)
         failed = self.cluster.launch(step.server, load)
         self.forecasts.append((step.chance, failed is None))
         launch_s = float(self.table.spec["launch_s"])
-        self._schedule(now, number, failed or self.cluster.measure(step.server, load, launch_s))
+        self._schedule(now, failed or self.cluster.measure(step.server, load, launch_s))
 
-    def _schedule(self, now: float, number: int, observation: Observation) -> None:
-        self.workers[number].observation = observation
-        self._count += 1
-        heapq.heappush(self.events, (now + observation.cost_s, self._count, number))
+    def _schedule(self, now: float, observation: Observation) -> None:
+        """Tell the outcome when its simulated time has passed. Only launches of several workers count as pending."""
+        if self.workers > 1:
+            self.strategy.pending(observation.server)
+        heapq.heappush(self.events, (now + observation.cost_s, next(self._number), observation))
 
-    def _end(self, now: float, number: int) -> None:
-        worker = self.workers[number]
-        server, observation = worker.server, worker.observation
-        assert server is not None and observation is not None
-        self.strategy.tell(dataclasses.replace(observation, trial=self.trial))
-        self.trial += 1
+    def _end(self, now: float, observation: Observation) -> None:
+        server = observation.server
+        self.told.append(dataclasses.replace(observation, trial=len(self.told)))
+        self.strategy.tell(self.told[-1])
         self.steps.append(Step(self.launches, now / 3600, self._share()))
         crashed = isinstance(observation.outcome, Crash)
         self.crashed += crashed
-        self._mark(server, False)
+        if self.workers > 1:
+            self.strategy.done(server)
         load = None if crashed else self.strategy.next_load(server)
-        if load is None:
-            self.running.remove(config_key(server))
-            worker.server = worker.observation = None
-            return
-        self._mark(server, True)
-        self._schedule(now, number, self.cluster.measure(server, load, 0.0))
-
-    def _mark(self, server: Config, pending: bool) -> None:
-        """Only launches of several workers are marked as pending."""
-        if len(self.workers) > 1:
-            (self.strategy.pending if pending else self.strategy.done)(server)
+        if load is not None:
+            self._schedule(now, self.cluster.measure(server, load, 0.0))
 
     def _share(self) -> float:
         best = self.strategy.best()

@@ -115,10 +115,9 @@ class Table:
     @functools.cached_property
     def optimum(self) -> tuple[dict[str, Value], float]:
         """The best feasible configuration and its tokens per joule."""
-        flat = int(np.argmax(self._values))
-        index = np.unravel_index(flat, self._values.shape)
+        index = np.unravel_index(int(np.argmax(self._values)), self._values.shape)
         config = {name: choices[int(i)] for (name, choices), i in zip(self.params.items(), index, strict=True)}
-        return config, float(self._values.flat[flat])
+        return config, float(self._values[index])
 
     @functools.cached_property
     def crash_share(self) -> float:
@@ -164,9 +163,6 @@ class Table:
         return out
 
     def _where(self, when: Mapping[str, Any]) -> tuple[NDArray[np.intp], ...]:
-        unknown = set(when) - set(self.params)
-        if unknown:
-            raise ValueError(f"{self.name}: a rule names the unknown parameter {', '.join(sorted(unknown))}")
         picks = [[i for i, c in enumerate(choices) if name not in when or c in _listed(when[name])]
                  for name, choices in self.params.items()]
         return np.ix_(*(np.array(p, dtype=np.intp) for p in picks))

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from autotune.records import Blame, Config, Crash, Stage
+from autotune.cli.verbs import make_strategy
+from autotune.config.compose import load
+from autotune.records import Blame, Config, Crash, Stage, config_key
 from autotune.search.launch_aware import LaunchAware
 from autotune.search.strategy import Launch, Limits, Measured, Observation, Stop, StopKind
 from tests.search.generate import random_table
@@ -184,14 +186,19 @@ def test_a_transient_crash_earns_one_retry_and_then_counts() -> None:
     assert launched(strategy).server != step.server
 
 
-def test_pending_launches_are_never_proposed_again() -> None:
-    strategy = LaunchAware(table([]).space)
-    seen: list[Any] = []
-    for _ in range(12):
-        step = launched(strategy)
-        assert step.server not in seen
-        seen.append(step.server)
-        strategy.pending(step.server)
+def test_proposals_obey_the_conditions_and_rules_of_a_large_space() -> None:
+    settings = load(["+space=b300"])
+    space, strategy, seen = settings.space, make_strategy(settings), set()
+    for i in range(5):
+        step = strategy.propose()
+        assert isinstance(step, Launch)
+        load_part = strategy.next_load(step.server)
+        assert load_part is not None
+        config = space.check({**step.server, **load_part})
+        assert space.forbidden(config) is None
+        assert config_key(config) not in seen
+        seen.add(config_key(config))
+        strategy.tell(Observation(step.server, load_part, Measured(1 + i / 10, relative_noise=0.01), 600.0, 540.0))
 
 
 def test_the_same_observations_resume_the_search() -> None:

@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from autotune.cli.verbs import make_strategy
+from autotune.config.compose import load
 from autotune.records import Blame, Crash, Stage, UsageError, config_key
+from autotune.search.launch_aware import LaunchAware
 from autotune.search.optuna_samplers import SAMPLERS, OptunaStrategy
 from autotune.search.strategy import Launch, Limits, Measured, Observation, Stop, StopKind
 from autotune.space.constraints import Rule
@@ -25,6 +28,13 @@ from tests.search.tables import Table
 from tests.search.test_launch_aware import PLAIN, table
 
 ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["tpe", "random", "autotune"])
+def test_study_strategy_names_the_strategy(name: str) -> None:
+    strategy = make_strategy(load(["+space=b300", f"study.strategy={name}", "study.launches=3", "study.hours=null"]))
+    assert isinstance(strategy, LaunchAware if name == "autotune" else OptunaStrategy)
+    assert strategy.limits.launches == 3 and strategy.limits.hours is None
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -42,14 +52,8 @@ def test_a_sampler_begins_with_the_baseline_and_measures_one_configuration_a_lau
 def test_a_grid_tries_every_configuration_once_and_ends() -> None:
     small = table([], params={"mode": ["a", "b"], "graphs": [False, True], "fused": [False], "depth": [4],
                               "concurrency": [8, 32]})
-    seen: list[str] = []
-
-    class Recorded(OptunaStrategy):
-        def tell(self, observation: Observation) -> None:
-            seen.append(config_key({**observation.server, **(observation.load or {})}))
-            super().tell(observation)
-
-    found = simulate(small, Recorded(small.space, "grid"), 0, 1000.0)
+    found = simulate(small, OptunaStrategy(small.space, "grid"), 0, 1000.0)
+    seen = [config_key({**o.server, **(o.load or {})}) for o in found.told]
     assert found.stop is not None and found.stop.kind is StopKind.EXHAUSTED
     assert len(seen) == len(set(seen)) == 8
 

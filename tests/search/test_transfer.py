@@ -1,18 +1,18 @@
-"""Beliefs of a space and past studies steer the search, and lose weight when they are wrong."""
+"""Past studies steer the search, and lose weight when they are wrong."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pathlib
 
 import pytest
 
-from autotune.records import Blame, Config, Crash, Energy, Measurement, Score, Stage, UsageError, Value
+from autotune.cli.verbs import make_strategy
+from autotune.config.compose import load
+from autotune.records import Blame, Config, Crash, Energy, Measurement, Score, Stage, UsageError
 from autotune.search.launch_aware import LaunchAware
-from autotune.search.strategy import Launch, Limits, Measured, Observation
+from autotune.search.strategy import Limits, Measured, Observation
 from autotune.search.transfer import past_observations
-from autotune.space.space import Space
 from autotune.storage.database import sqlite_url
 from autotune.storage.study import Study
 from tests.search.simulate import simulate
@@ -22,34 +22,10 @@ BETTER = [{"when": {"mode": "b"}, "times": 1.3}, {"when": {"fused": True}, "time
 WORSE = [{"when": {"mode": "b"}, "times": 0.5}, {"when": {"fused": True}, "times": 0.5}]
 
 
-def second_launch(space: Space) -> Launch:
-    strategy = LaunchAware(space)
-    first = strategy.propose()
-    assert isinstance(first, Launch)
-    strategy.tell(Observation(first.server, {"concurrency": 32}, Measured(1.0, relative_noise=0.01), 340.0, 300.0))
-    step = strategy.propose()
-    assert isinstance(step, Launch)
-    return step
-
-
-def test_beliefs_of_the_space_decide_the_second_launch() -> None:
-    for good, bad in ("cb", "bc"):
-        belief: dict[str, dict[Value, tuple[float, float]]] = {"mode": {good: (1.3, 1.6), bad: (0.4, 0.5)}}
-        assert second_launch(dataclasses.replace(table([]).space, belief=belief)).server["mode"] == good
-
-
-def finished(factors: list[dict[str, object]]) -> list[Observation]:
+def finished(factors: list[dict[str, object]]) -> tuple[Observation, ...]:
     """All observations of a finished study on such a table."""
-    observations: list[Observation] = []
-
-    class Recorded(LaunchAware):
-        def tell(self, observation: Observation) -> None:
-            observations.append(observation)
-            super().tell(observation)
-
     of = table([{"when": {"mode": "c"}}], factors)
-    simulate(of, Recorded(of.space, Limits(), 1), 1, 8.0)
-    return observations
+    return simulate(of, LaunchAware(of.space, Limits(), 1), 1, 8.0).told
 
 
 def test_a_good_past_study_leads_straight_to_the_optimum_and_a_misleading_one_does_not_hide_it() -> None:
@@ -97,10 +73,11 @@ def test_a_stored_study_is_read_with_its_crashes_and_relative_values(tmp_path: p
     assert isinstance(other[1].outcome, Crash)
 
 
-def test_a_missing_or_broken_warm_start_is_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UsageError, match="study.warm_start: no study in"):
-        past_observations([str(tmp_path / "nowhere")], table([]).space, "tokens_per_joule")
-    broken = tmp_path / "study.db"
-    broken.write_text("no database")
-    with pytest.raises(UsageError, match="cannot be read"):
-        past_observations([str(tmp_path)], table([]).space, "tokens_per_joule")
+def test_a_missing_broken_or_useless_warm_start_is_refused_before_anything_runs(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "study.db").write_text("no database")
+    for source, strategy, said in (
+            (tmp_path / "nowhere", "autotune", "study.warm_start: no study in"),
+            (tmp_path, "autotune", "cannot be read"),
+            (tmp_path, "tpe", "study.strategy=tpe learns nothing from study.warm_start")):
+        with pytest.raises(UsageError, match=said):
+            make_strategy(load(["+space=b300", f"study.strategy={strategy}", f"study.warm_start=[{source}]"]))
