@@ -102,7 +102,8 @@ def test_the_slot_of_a_disconnected_client_goes_to_a_queued_request(server: Serv
 
     def ask_and_leave() -> None:
         with HTTP.stream("POST", server.url + "/v1/completions", json=body) as response:
-            next(response.iter_lines(), None)
+            lines = response.iter_lines()  # its end would close the connection
+            next(lines, None)
             leaving.wait()
 
     for _ in range(3):
