@@ -259,6 +259,8 @@ def test_a_grid_leaves_no_cell_out_when_its_server_part_runs_or_is_lost() -> Non
         seen.append(config_key(config))
         tell(strategy, config)
     assert lost == 3 and len(seen) == len(set(seen)) == 48
+    stop = strategy.propose()
+    assert isinstance(stop, Stop) and stop.kind is StopKind.EXHAUSTED
 
 
 def test_a_large_study_is_reduced_to_its_informative_observations() -> None:
