@@ -10,18 +10,18 @@ have: where pip does not find it by itself, PIP_EXTRA_INDEX_URL names torch's ow
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock
+
+# What serving on a CPU imports, without the CUDA packages that SGLang's own metadata asks for.
 SGLANG_SERVING = (
     "torch==2.13.0", "triton", "numpy", "orjson", "psutil", "pybase64", "requests", "packaging", "pillow", "starlette",
     "msgspec", "pydantic", "pyzmq", "tqdm", "IPython", "aiohttp", "dill", "apache-tvm-ffi==0.1.11", "gguf", "uvicorn",
@@ -29,7 +29,6 @@ SGLANG_SERVING = (
     "einops", "interegular", "setproctitle", "llguidance>=1.7.6,<2.0.0", "tiktoken", "scipy", "distro", "jsonschema",
     "soundfile==0.13.1",
 )
-"""What serving on a CPU imports, without the CUDA packages that SGLang's own metadata asks for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +75,8 @@ def ensure(name: str, recipe: Recipe | None = None) -> Path:
     recipe = recipe or RECIPES[name]
     folder = cache() / name
     python, marker = folder / "bin/python", folder / "complete"
-    with _locked(cache() / f"{name}.lock"):
+    cache().mkdir(parents=True, exist_ok=True)
+    with FileLock(cache() / f"{name}.lock"):
         if not (marker.is_file() and marker.read_text() == recipe.digest):
             shutil.rmtree(folder, ignore_errors=True)
             _run(sys.executable, "-m", "venv", str(folder))
@@ -89,14 +89,6 @@ def ensure(name: str, recipe: Recipe | None = None) -> Path:
                 _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *recipe.unwanted)
             marker.write_text(recipe.digest)
     return python
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _run(*command: str) -> None:

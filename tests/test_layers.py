@@ -87,41 +87,6 @@ def test_optuna_hydra_and_nvml_stay_in_their_rooms() -> None:
     assert wrong == []
 
 
-CALLS = {"eval", "exec", "compile", "os.system", "os.popen", "pickle.load", "pickle.loads", "marshal.loads",
-         "yaml.load", "yaml.unsafe_load", "yaml.full_load", "instantiate", "__import__"}
-"""Calls that run what a file or a stranger says."""
-LOADERS = {"SafeLoader", "CSafeLoader"}
-
-
-def doors(source: str) -> list[str]:
-    """What in a source runs a shell, unpickles, or runs text as code."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [a.name for a in node.names] + ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
-            found += [name for name in names if name.split(".")[0] in ("pickle", "marshal", "shelve", "dill")]
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            safe = any(k.arg == "Loader" and LOADERS & set(ast.unparse(k.value).replace('"', ".").replace("'", ".")
-                       .split(".")) for k in node.keywords)
-            shell = any(k.arg == "shell" and not (isinstance(k.value, ast.Constant) and k.value.value is False)
-                        for k in node.keywords)
-            if shell or (name in CALLS and not (safe and name == "yaml.load")):
-                found.append(name)
-    return found
-
-
-def test_no_module_runs_a_shell_unpickles_or_runs_text_as_code() -> None:
-    wrong = {str(path.relative_to(ROOT)): found for _, path in files() if (found := doors(path.read_text()))}
-    assert wrong == {}
-
-
-def test_the_search_for_such_doors_finds_them() -> None:
-    assert doors("import pickle") and doors("from pickle import loads") and doors("subprocess.run(c, shell=True)")
-    assert doors("yaml.load(text)") and doors("yaml.load(t, Loader=yaml.Loader)") and doors("eval(text)")
-    assert not doors("yaml.load(t, Loader=yaml.SafeLoader)") and not doors("re.compile(x)")
-
-
 def test_every_test_that_ci_names_exists() -> None:
     named = set(re.findall(r"tests/[\w/.-]*\w", (ROOT.parent / ".ci" / "run").read_text()))
     assert named and not [name for name in named if not (ROOT.parent / name).exists()]

@@ -116,7 +116,7 @@ class LocalServer(RunningServer):
             return msgspec.structs.replace(found, output_agreement=self.agreement)
         if why := server.supervisor_failure:
             raise SupervisorFailed(f"{why}; the study is kept and can be resumed")
-        if found.host_fault:
+        if found.kind == "gpu_lost":
             raise AutotuneError(f"{found.detail}: the study stops here and can be resumed once this is mended")
         excerpt = server.redactor.text(found.excerpt)[-1000:]
         failure = server.failure(found.kind, f"{found.detail} {excerpt}".strip())

@@ -1,9 +1,8 @@
 """The load client's own process: when to read, send, give up and report.
 
-`python -m autotune.loadgen.process` reads a `LoadOrder` as one line of JSON from standard input and sends requests
-until it reads another line or the end of input. It writes a `Tick` as a JSON line every 0.2 s to standard output and,
-at the end, a `Final` line and the packed replies. In a process of its own neither the tuner's threads nor its garbage
-collector delay a read; nothing heavy is imported. `client.LoadClient` is the other end.
+It reads a `LoadOrder` as one line of JSON from standard input and sends requests until it reads another line or the end
+of input. It writes a `Tick` as a JSON line every 0.2 s to standard output and, at the end, a `Final` line and the
+packed replies. Nothing heavy is imported. `client.LoadClient` is the other end.
 """
 
 from __future__ import annotations

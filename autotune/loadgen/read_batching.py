@@ -1,10 +1,9 @@
 """Read batching: streams that are read as soon as bytes arrive, and streams that gather bytes before they are read.
 
-Reading a stream whenever it brings a token costs a system call and some Python per token, most of a load client's
-work. Where the server counts tokens itself and the length of every answer is known beforehand, only a few watched
-streams need that, for inter-token latencies: as many as bring about `GAPS_PER_S`. The kernel reports the others when
-their first token is there, and again when they have about as many bytes as the rest of the answer must have; every
-stream is also read once a second. First token, last token and number of tokens stay exact.
+Where the server counts tokens itself and the length of every answer is known beforehand, only a few watched streams
+must be read at every token, for inter-token latencies. The kernel reports the others when their first token is there,
+and again when they have about as many bytes as the rest of the answer must have; every stream is also read once a
+second. First token, last token and number of tokens stay exact.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import json
 import pathlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -125,18 +125,13 @@ class LoadFailure:
     """A load on a started server that gave no measurement; with the server's log it becomes a Crash.
 
     `kind` is `server_died`, `no_answer` (to the very first request), `error_rate`, `hung` (every error was a timeout)
-    or `gpu_lost`. `detail` is one line for a person; `excerpt` is the server's answer to a failed request.
-    `host_fault`: no configuration can be measured until a person has acted.
+    or `gpu_lost` (no configuration can be measured until a person has acted). `detail` is one line for a person;
+    `excerpt` is the server's answer to a failed request.
     """
 
     kind: str
     detail: str
-    requests: int
-    errors: int
-    error_kinds: Mapping[str, int]
-    after_s: float
     excerpt: str = ""
-    host_fault: bool = False
 
 
 def packed(replies: Sequence[Reply]) -> bytes:

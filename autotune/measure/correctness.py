@@ -1,9 +1,8 @@
 """The correctness gate: greedy outputs compared with the baseline's, since a wrong configuration must not win.
 
-Batching and other kernels change the last bits of the logits, so that now and then a near tie falls the other way and
-two texts diverge. That noise is measured on the baseline itself, as divergences per token; a configuration is wrong
-when it diverges far more often than that, or loops or falls silent where the baseline does not. The baseline's outputs
-are kept in outputs/STUDY/agreement.json.
+Batching and other kernels change the last bits of the logits, so that two texts diverge now and then. That noise is
+measured on the baseline itself, as divergences per token; a configuration is wrong when it diverges far more often, or
+loops or falls silent where the baseline does not.
 """
 
 from __future__ import annotations
@@ -15,13 +14,16 @@ import os
 import pathlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from autotune.loadgen.requests import PromptSet, complete
 from autotune.loadgen.workload import PromptSpec, Target
 from autotune.records import UsageError
 from autotune.utils.files import read_plain, write_json
 from autotune.utils.http import BadAnswer, NoAnswer
+from autotune.utils.validation import AtLeastOne, Positive
 
 CONCURRENCIES = (1, 4)  # of the baseline's two collections: how many run together changes the numerics
 SETTINGS = {"prompts": "agreement.prompts", "output_tokens": "agreement.output_tokens",
@@ -41,19 +43,13 @@ class AgreementSettings:
     noise explains them with a probability below `alpha`. `timeout_s` is for one output.
     """
 
-    prompts: int
-    output_tokens: int
-    context_tokens: int
-    floor: float
-    ratio: float
-    alpha: float
-    timeout_s: float
-
-    def __post_init__(self) -> None:
-        if self.prompts < 1 or self.output_tokens < 1 or self.context_tokens < 1:
-            raise UsageError("agreement: prompts, output_tokens and context_tokens must be at least 1")
-        if not 0 < self.floor < 1 or self.ratio < 1 or not 0 < self.alpha < 0.5:
-            raise UsageError("agreement: needs 0 < floor < 1, ratio >= 1 and 0 < alpha < 0.5")
+    prompts: AtLeastOne
+    output_tokens: AtLeastOne
+    context_tokens: AtLeastOne
+    floor: Annotated[float, Meta(gt=0, lt=1, description="a share above 0 and below 1")]
+    ratio: Annotated[float, Meta(ge=1, description="a number of at least 1")]
+    alpha: Annotated[float, Meta(gt=0, lt=0.5, description="a number above 0 and below 0.5")]
+    timeout_s: Positive
 
 
 class Output(NamedTuple):
@@ -66,15 +62,13 @@ class Output(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Agreement:
     """Outputs compared with the baseline's. `agreement` is the mean share of an output before it diverges (None
-    without a baseline). `divergences` happened in `tokens` compared tokens; noise explains that many with the
-    probability `chance`. `reasons` are `diverges`, `empty`, `repeats`: with any of them the output is wrong.
+    without a baseline). `divergences` happened in `tokens` compared tokens. `reasons` are `diverges`, `empty`,
+    `repeats`: with any of them the output is wrong.
     """
 
     agreement: float | None
     divergences: int
     tokens: float
-    noise_per_token: float | None
-    chance: float | None
     reasons: tuple[str, ...]
 
     @property
@@ -167,20 +161,18 @@ def compare(candidate: Sequence[Output], baselines: Sequence[Sequence[Output]],
     """
     reasons = _defects(candidate, baselines)
     if not baselines:
-        return Agreement(None, 0, sum(o.tokens for o in candidate), None, None, reasons)
-    if any(len(run) != len(candidate) for run in baselines):
-        raise UsageError("agreement: the outputs to compare come from different numbers of prompts")
+        return Agreement(None, 0, sum(o.tokens for o in candidate), reasons)
     divergences, tokens, agreement = _divergences(candidate, baselines)
     own = [_divergences(run, [*baselines[:i], *baselines[i + 1:]]) for i, run in enumerate(baselines)
            if len(baselines) > 1]
     own_divergences, own_tokens = sum(p for p, _, _ in own), sum(t for _, t, _ in own)
-    noise, allowed = own_divergences / own_tokens if own_tokens else None, settings.floor
-    if noise:
+    allowed = settings.floor
+    if own_divergences:
+        noise = own_divergences / own_tokens
         allowed = max(allowed, settings.ratio * noise, _poisson_upper(own_divergences) / own_tokens)
-    chance = poisson_tail(divergences, tokens * allowed)
-    if chance < settings.alpha:
+    if poisson_tail(divergences, tokens * allowed) < settings.alpha:
         reasons = ("diverges", *reasons)
-    return Agreement(agreement, divergences, tokens, noise, chance, reasons)
+    return Agreement(agreement, divergences, tokens, reasons)
 
 
 def repeats(text: str) -> bool:
@@ -233,7 +225,7 @@ def _defects(candidate: Sequence[Output], baselines: Sequence[Sequence[Output]])
     checks = (("empty", lambda text: not text.strip(), 0.1), ("repeats", repeats, 0.1 if baselines else 0.5))
     for name, check, share in checks:
         bad = sum(1 for i, output in enumerate(candidate)
-                  if check(output.text) and not any(check(run[i].text) for run in baselines if i < len(run)))
+                  if check(output.text) and not any(check(run[i].text) for run in baselines))
         if bad and bad >= max(2 if len(candidate) > 1 else 1, share * len(candidate)):
             found.append(name)
     return tuple(found)

@@ -1,23 +1,21 @@
-"""Sequential test of the finalists against the baseline, in interleaved blocks.
-
-    confirmation = Confirmation("baseline", ["12", "7"], settings)
-    while (key := confirmation.next()) is not None:
-        confirmation.add(key, objective_of_a_new_launch(key))        # None: crashed, invalid or over a limit
-    decision = confirmation.decision()
+"""Sequential test of the finalists against the baseline, in interleaved blocks; `tuning/confirm.py` measures them.
 
 A round measures the baseline and every remaining finalist once, alternately forwards and backwards (A B B A ...), so
-that a drift of the machine cancels. Pure logic; `tuning/confirm.py` launches and measures. `replay` resumes a test.
+that a drift of the machine cancels.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Annotated
+
+from msgspec import Meta
 
 from autotune.records import UsageError
-from autotune.utils.validation import Count
+from autotune.utils.validation import Count, NotNegative
 
 BASELINE_FAILURES = 2
 
@@ -31,14 +29,14 @@ class ConfirmSettings:
     """
 
     finalists: Count
-    alpha: float
-    min_rounds: int
+    alpha: Annotated[float, Meta(gt=0, lt=0.5, description="a number above 0 and below 0.5")]
+    min_rounds: Annotated[int, Meta(ge=2, description="a whole number of at least 2")]
     max_rounds: int
-    worth: float
+    worth: NotNegative
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < 0.5 or not 2 <= self.min_rounds <= self.max_rounds or self.worth < 0:
-            raise UsageError("confirm: needs 0 < alpha < 0.5, 2 <= min_rounds <= max_rounds and worth >= 0")
+        if self.min_rounds > self.max_rounds:
+            raise UsageError(f"study.confirm.min_rounds={self.min_rounds} is above max_rounds={self.max_rounds}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,11 +119,6 @@ class Confirmation:
         elif not self._queue:
             self._look()
             self._refill()
-
-    def replay(self, blocks: Iterable[tuple[str, float | None]]) -> None:
-        """Add what was measured before an interruption."""
-        for key, value in blocks:
-            self.add(key, value)
 
     def decision(self) -> Decision:
         """The state so far; final once `next` is None."""

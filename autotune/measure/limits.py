@@ -71,10 +71,6 @@ class Limits:
         self._limits = {name: float(limits[name]) for name in sorted(limits)}
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._limits)
-
-    @property
     def need_gaps(self) -> bool:
         """True if a limit needs the time between tokens, so that every stream must be watched."""
         return any(FIGURES[name].gaps for name in self._limits)

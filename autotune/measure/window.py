@@ -1,7 +1,5 @@
 """One measurement of a live server: warm-up until steady, then a window until it is precise enough.
 
-    result = measure(target, load, meter, settings, limits=..., alive=..., progress=..., record=...)
-
 Everything is timed by CLOCK_MONOTONIC, which the load client's process shares. The window lies between two readings of
 the meter; its tokens are those that arrived in it.
 """
@@ -61,15 +59,13 @@ def measure(target: Target, load: LoadSpec, meter: Meter, settings: WorkloadSett
     request, with secrets taken out by `hide`. `limits` decide which requests count for goodput. The meter must be open.
     Raises AutotuneError for failures of autotune itself only.
     """
-    started = time.monotonic()
     try:
         ratio = chars_per_token(target, load)
     except (NoAnswer, BadAnswer) as error:
-        kind = "no_answer" if alive() else "server_died"
-        return LoadFailure(kind, f"the server did not answer the first request: {str(error)[:200]}", 0, 1, {kind: 1},
-                           time.monotonic() - started, excerpt=str(error))
+        return LoadFailure("no_answer" if alive() else "server_died",
+                           f"the server did not answer the first request: {str(error)[:200]}", str(error))
     with LoadClient(LoadOrder(target, load, ratio, limits.need_gaps)) as client, MetricsReader(target) as metrics:
-        run = _Run(client, load, meter, settings, alive, progress, started)
+        run = _Run(client, load, meter, settings, alive, progress)
         try:
             steady = run.warm_up()
             before = metrics.mark()
@@ -79,7 +75,7 @@ def measure(target: Target, load: LoadSpec, meter: Meter, settings: WorkloadSett
             failure: LoadFailure = failed.args[0]
             return failure
         except DeviceLost as error:
-            return run.failure("gpu_lost", str(error), client.ticks[-1] if client.ticks else None, host_fault=True)
+            return LoadFailure("gpu_lost", str(error))
         replies = client.stop()
     if record is not None:
         write_replies(record, replies, pulses[0].t, hide)
@@ -91,9 +87,9 @@ class _Run:
     """One running load: waits in small steps, and ends when the server dies or too many requests fail."""
 
     def __init__(self, client: LoadClient, load: LoadSpec, meter: Meter, settings: WorkloadSettings,
-                 alive: Callable[[], bool], progress: Callable[[str], None], started: float) -> None:
+                 alive: Callable[[], bool], progress: Callable[[str], None]) -> None:
         self.client, self.load, self.meter, self.settings = client, load, meter, settings
-        self.alive, self.progress, self.started = alive, progress, started
+        self.alive, self.progress = alive, progress
         self.said_s = 0.0
 
     def warm_up(self) -> bool:
@@ -143,7 +139,7 @@ class _Run:
         while True:
             tick = self.client.wait(max(0.0, min(POLL_S, end - time.monotonic())))
             if not self.alive():
-                raise _Failed(self.failure("server_died", "the server's process ended under load", tick))
+                raise _Failed(LoadFailure("server_died", "the server's process ended under load", _excerpt(tick)))
             if tick is not None:
                 self.check_errors(tick)
                 if time.monotonic() >= end:
@@ -154,16 +150,8 @@ class _Run:
         if tick.errors >= s.min_errors and tick.errors > s.max_error_rate * done:
             common = ", ".join(f"{n} {kind}" for kind, n in Counter(tick.kinds).most_common(3))
             hung = all(kind.startswith("timeout") for kind in tick.kinds if kind not in NO_FAILURES)
-            raise _Failed(self.failure("hung" if hung else "error_rate",
-                                       f"{tick.errors} of {done} requests failed ({common})", tick))
-
-    def failure(self, kind: str, detail: str, tick: Tick | None, host_fault: bool = False) -> LoadFailure:
-        after_s = time.monotonic() - self.started
-        if tick is None:
-            return LoadFailure(kind, detail, 0, 0, {}, after_s, host_fault=host_fault)
-        worst = max((k for k in tick.kinds if k not in NO_FAILURES), key=lambda k: tick.kinds[k], default="")
-        excerpt = "" if host_fault else tick.details.get(worst, "")
-        return LoadFailure(kind, detail, tick.finished, tick.errors, tick.kinds, after_s, excerpt, host_fault)
+            raise _Failed(LoadFailure("hung" if hung else "error_rate",
+                                      f"{tick.errors} of {done} requests failed ({common})", _excerpt(tick)))
 
     def pulse(self, tick: Tick) -> Pulse:
         reading = self.meter.read()
@@ -219,6 +207,13 @@ class _Run:
             error_kinds=dict(Counter(r.kind for r in failed) + Counter(retry=retries)),
             client_cpu_share=_client_cpu(self.ticks(pulses)),
             good_tokens=round(tokens * good / ended_tokens) if ended_tokens else None)
+
+
+def _excerpt(tick: Tick | None) -> str:
+    """An example of the most frequent failure; "" without any."""
+    counts = Counter(tick.kinds if tick else ())
+    worst = next((kind for kind, _ in counts.most_common() if kind not in NO_FAILURES), "")
+    return tick.details.get(worst, "") if tick else ""
 
 
 def _client_cpu(ticks: Sequence[Tick], waiting: bool = False) -> float:

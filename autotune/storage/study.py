@@ -16,7 +16,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.records import AutotuneError, Config, Outcome, Score, UsageError, to_json
+import msgspec
+
+from autotune.records import AutotuneError, Config, Outcome, Score, UsageError
 from autotune.space.space import Space
 from autotune.storage.database import Retries, RunningTrials, cannot_open, open_storage, sqlite_file, trials_of
 from autotune.storage.locks import StudyLock, is_here, owner_alive, owner_id
@@ -158,7 +160,7 @@ class Study:
 
         result = Result(outcome, score, round(cost_s, 3), round(launch_s, 3), launch, same_as)
         value = score.value if score is not None else None
-        return self._end(trial, {OUTCOME: to_json(result), **result.headlines()}, value,
+        return self._end(trial, {OUTCOME: msgspec.to_builtins(result), **result.headlines()}, value,
                          TrialState.PRUNED if value is None else None, result.constraints())
 
     def fail(self, trial: optuna.Trial, why: str) -> bool:

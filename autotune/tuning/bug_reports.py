@@ -105,7 +105,7 @@ def _part(space: Space, config: Config, loaded: bool) -> Config:
 
 
 def _distance(a: Config, b: Config) -> int:
-    return sum(a.get(name) != b.get(name) or (name in a) != (name in b) for name in {*a, *b})
+    return sum(a.get(name) != b.get(name) for name in {*a, *b})
 
 
 def isolate(tuner: Tuner, launches: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-import re
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +21,6 @@ from autotune.utils.files import read_plain, write_json
 # Conditions of a study that come from the host, not from settings.
 HOST_CONDITIONS = {"devices": "its GPUs (or CPU)", "engine_version": "its engine's version"}
 REFERENCES = "agreement"  # attribute of a study with the baseline's outputs, for the correctness gate of every host
-LAUNCH_NAME = re.compile("[0-9]{4,9}")
 
 
 class StudySync:
@@ -98,8 +96,8 @@ def observation_of(study: Study, record: TrialRecord) -> Observation:
 def new_launch_folder(folder: pathlib.Path, records: Sequence[TrialRecord]) -> int:
     """Make the folder of a new launch in a study's folder and return its number, unused by any worker on any host."""
     launches = folder / "launches"
-    number = max((int(p.name) for p in launches.glob("[0-9]*") if LAUNCH_NAME.fullmatch(p.name)), default=0)
-    number = max([number, *(record.launch_id or 0 for record in records)])
+    number = max([0, *(int(p.name) for p in launches.glob("[0-9]*") if p.name.isdecimal()),
+                  *(record.launch_id or 0 for record in records)])
     while True:
         number += 1
         with contextlib.suppress(FileExistsError):

@@ -11,6 +11,7 @@ everything else on the machine without looking at names.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -26,6 +27,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psutil
 import yaml
 
 from tests.engine.standin_engine import ENGINE
@@ -82,17 +84,15 @@ class Site:
 
     def processes(self) -> dict[int, str]:
         """Live processes of this site: pid to command line."""
-        marker = f"AUTOTUNE_CAMPAIGN={self.marker}".encode()
         ports = {str(command.get("port")) for command in self.records("command.json").values()}
         found = {}
-        for entry in pathlib.Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                # a grandchild of the stand-in has an empty environment
-                ours = line.partition("of the stand-in on port ")[2].strip() in ports or \
-                    marker in (entry / "environ").read_bytes().split(b"\0")
-                if ours and alive(int(entry.name)):
-                    found[int(entry.name)] = line[:120]
+        for process in psutil.process_iter(["cmdline", "environ"]):
+            line = " ".join(process.info["cmdline"] or ())
+            # a grandchild of the stand-in has an empty environment
+            ours = (process.info["environ"] or {}).get("AUTOTUNE_CAMPAIGN") == self.marker or \
+                line.partition("of the stand-in on port ")[2].strip() in ports
+            if ours and alive(process.pid):
+                found[process.pid] = line[:120]
         return found
 
     def settled(self, within_s: float) -> tuple[dict[int, str], float]:
@@ -127,16 +127,14 @@ class Site:
             if not path.is_file() or "artifacts" in path.parts:
                 continue
             try:
-                text = path.read_text(errors="surrogateescape") if path.suffix != ".db" else ""
-                if path.suffix == ".json":
-                    json.loads(text)
-                elif path.suffix == ".jsonl":
-                    lines = text.splitlines()
+                if path.suffix in (".json", ".jsonl"):
+                    text = path.read_text(errors="surrogateescape")
+                    lines = [text] if path.suffix == ".json" else text.splitlines()
                     if path.parent.name == "logs" and lines and not text.endswith("\n"):
                         lines.pop()  # our own log is a stream: its last line ends where its writer was killed
                     for line in lines:
                         json.loads(line)
-                elif path.suffix == ".html" and not text.rstrip().endswith("</html>"):
+                elif path.suffix == ".html" and not path.read_text().rstrip().endswith("</html>"):
                     raise ValueError("no end")
                 elif path.name == "launch.sh" and subprocess.run(["bash", "-n", path], check=False).returncode:
                     raise ValueError("not a script")
@@ -155,23 +153,20 @@ class Site:
         """Every trial in the database, read without Optuna."""
         if not (self.study / "study.db").exists():
             return []
-        with contextlib.closing(self.database()) as db:
-            try:
-                rows = db.execute("select trial_id, number, state from trials order by number").fetchall()
-                values = dict(db.execute("select trial_id, value from trial_values").fetchall())
-                attrs: dict[int, dict[str, Any]] = {}
-                for trial, key, value in db.execute("select trial_id, key, value_json from trial_user_attributes"):
-                    attrs.setdefault(trial, {})[key] = json.loads(value)
-                params: dict[int, dict[str, Any]] = {}
-                for trial, key, value, of in db.execute(
-                        "select trial_id, param_name, param_value, distribution_json from trial_params"):
-                    told = json.loads(of)
-                    choices = told["attributes"].get("choices") if told["name"] == "CategoricalDistribution" else None
-                    params.setdefault(trial, {})[key] = choices[int(value)] if choices else value
-            except sqlite3.OperationalError:  # killed before the tables were made
-                return []
-        return [Trial(number, state, values.get(key), params.get(key, {}), flat(attrs.get(key, {})))
-                for key, number, state in rows]
+        attrs: dict[int, dict[str, Any]] = collections.defaultdict(dict)
+        params: dict[int, dict[str, Any]] = collections.defaultdict(dict)
+        with contextlib.closing(self.database()) as db, \
+                contextlib.suppress(sqlite3.OperationalError):  # killed before the tables were made
+            for trial, key, value in db.execute("select trial_id, key, value_json from trial_user_attributes"):
+                attrs[trial][key] = json.loads(value)
+            for trial, key, value, of in db.execute(
+                    "select trial_id, param_name, param_value, distribution_json from trial_params"):
+                choices = json.loads(of)["attributes"].get("choices")
+                params[trial][key] = choices[int(value)] if choices else value
+            rows = db.execute("select trial_id, number, state, value from trials "
+                              "left join trial_values using (trial_id) order by number")
+            return [Trial(number, state, value, params[key], flat(attrs[key])) for key, number, state, value in rows]
+        return []
 
     def wait_for(self, text: str, tuner: subprocess.Popen[bytes], within_s: float = 600.0, after: int = 0) -> None:
         """Wait until the tuner printed `text` past the position `after`. Raises TimeoutError."""
@@ -230,19 +225,15 @@ def _interruptible() -> None:
 
 
 def alive(pid: int) -> bool:
-    try:
-        return b") Z" not in pathlib.Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def tree(pid: int) -> set[int]:
     """A process and its live descendants."""
-    import psutil
-
     with contextlib.suppress(psutil.NoSuchProcess):
-        root = psutil.Process(pid)
-        return {pid, *(child.pid for child in root.children(recursive=True))}
+        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
     return set()
 
 

@@ -42,10 +42,7 @@ UNDER_LOAD = ("hang", "frozen", "silent", "http500", "cut", "malformed", "endles
 SAMPLED = ("silent", "cut", "endless", "die-under-load")
 
 
-class Slow:
-    """How much slower than a quiet one this machine is taken to be."""
-
-    factor = 1
+SLOW = [1]  # how many times slower than a quiet one this machine is taken to be
 
 
 class Wrong(Exception):
@@ -73,14 +70,14 @@ def make(folder: pathlib.Path, fault: str = "none", at: str = "serving", env: di
          workload: dict[str, Any] | None = None, stage_s: float = 0.02) -> Site:
     """A study of the baseline and, unless `fault` is none, of one configuration with that fault."""
     faulty = fault != "none"
-    slower = {k: v * Slow.factor for k, v in SHORT.items() if k.endswith("timeout_s") or k == "warmup_max_s"}
+    slower = {k: v * SLOW[0] for k, v in SHORT.items() if k.endswith("timeout_s") or k == "warmup_max_s"}
     made = space(
         "standin", {"speed": [100] if faulty else [100, 150], "fault": ["none", fault] if faulty else ["none"],
                     "at": [at], "concurrency": [2]},
         {**slower, **(workload or {})}, study={"confirm": {"finalists": 0}, "launches": 4, "strategy": "grid"},
-        server={"ready_poll_s": 0.1, "stage_limits_s": {k: v * Slow.factor for k, v in LIMITS.items()},
+        server={"ready_poll_s": 0.1, "stage_limits_s": {k: v * SLOW[0] for k, v in LIMITS.items()},
                 "log_limit_mib": 8, "disk_free_mib": 1, "gpu_free_s": 2},
-        agreement={"prompts": 2, "output_tokens": 4, "context_tokens": 8, "timeout_s": 3 * Slow.factor})
+        agreement={"prompts": 2, "output_tokens": 4, "context_tokens": 8, "timeout_s": 3 * SLOW[0]})
     host = ["--host", "{host}", "--port", "{port}", "--stage-s", str(stage_s)]
     return Site.make(folder, made, standin({}, args=[host]), env)
 
@@ -89,6 +86,7 @@ def make(folder: pathlib.Path, fault: str = "none", at: str = "serving", env: di
 LONGER = {"window_s": 3.0, "window_max_s": 3.5}
 QUIET = ("power=none", "objective=tokens_per_s", "study.storage_wait_s=300")
 IMPATIENT = (*QUIET[:2], "study.storage_wait_s=4")
+WINDOW, KEPT = " window", "the study is kept"  # what a tuner says
 
 
 def alone(site: Site) -> None:
@@ -130,51 +128,42 @@ def resumed(site: Site, *overrides: str) -> str:
 
 
 @contextlib.contextmanager
-def started(site: Site, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A tuner that ends within the body, leaving nothing; what a failed check leaves is killed."""
+def started(site: Site, *overrides: str, after: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """A tuner that has said `after` and ends within the body, leaving nothing; what a failed check leaves is killed."""
     tuner = site.start(*(overrides or QUIET))
     try:
+        if after:
+            site.wait_for(after, tuner)
         yield tuner
         alone(site)
     finally:
         end(site, tuner)
 
 
-def finished(site: Site, tuner: subprocess.Popen[bytes], code: int, says: str = "") -> None:
-    """The tuner ends with `code`, says so in words, without a traceback."""
+def finished(site: Site, tuner: subprocess.Popen[bytes], *codes: int, says: str = "") -> int:
+    """The tuner ends with one of `codes`, says so in words, without a traceback. Returns the code."""
     found = tuner.wait(PATIENCE_S)
-    code = code or well(site.trials())
-    need(found == code, f"exit {found}, not {code}: {site.said()[-400:]!r}")
+    need(found in [code or well(site.trials()) for code in codes], f"exit {found}, not {codes}: {site.said()[-400:]!r}")
     need(says in " ".join(site.said().split()), f"does not say {says!r}: {site.said()[-400:]!r}")
     need("Traceback (most recent call last)" not in site.said(), f"a traceback: {site.said()[-600:]!r}")
+    return found
 
 
 @contextlib.contextmanager
 def survived(site: Site, *overrides: str, after: str = "", says: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """A study that a fault does not harm: the body commits it once the tuner has said `after`."""
-    with started(site, *overrides) as tuner:
-        if after:
-            site.wait_for(after, tuner)
+    with started(site, *overrides, after=after) as tuner:
         yield tuner
-        finished(site, tuner, 0, says)
+        finished(site, tuner, 0, says=says)
     measured(site)
 
 
-def stopped(site: Site, tuner: subprocess.Popen[bytes]) -> str:
-    """The tuner could not go on: exit code 1 or 4 and a line that says that the study is kept."""
-    code = tuner.wait(PATIENCE_S)
-    need(code in (1, 4), f"exit {code}: {site.said()[-300:]!r}")
-    need("Traceback" not in site.said() and "the study is kept" in " ".join(site.said().split()),
-         f"says {site.said()[-300:]!r}")
-    return f"exit {code} with a clear line"
-
-
-@contextlib.contextmanager
-def in_window(site: Site, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A tuner in its first window."""
-    with started(site, *overrides) as tuner:
-        site.wait_for(" window", tuner)
-        yield tuner
+def given_up(site: Site, harm: Callable[[Site], contextlib.AbstractContextManager[None]], *codes: int) -> str:
+    """The tuner cannot go on after a fault in a window; without the fault the study is resumed."""
+    with started(site, *IMPATIENT, after=WINDOW) as tuner, harm(site):
+        code = finished(site, tuner, *codes, says=KEPT)
+    clean(site, running=True)
+    return f"exit {code} with a clear line, {resumed(site)}"
 
 
 def well(trials: list[Trial]) -> int:
@@ -187,7 +176,7 @@ def well(trials: list[Trial]) -> int:
 
 def engine(fault: str, at: str, stage: str, folder: pathlib.Path) -> str:
     """The faulty configuration is PRUNED with a category and stage, the baseline measured, the study ends well."""
-    site = make(folder, fault, at, {"STANDIN_LATE_S": str(9 * Slow.factor), "STANDIN_FLOOD_MB": "1000"})
+    site = make(folder, fault, at, {"STANDIN_LATE_S": str(9 * SLOW[0]), "STANDIN_FLOOD_MB": "1000"})
     with started(site) as tuner:
         finished(site, tuner, 0)
     clean(site)
@@ -286,7 +275,7 @@ def disk_refused(code: int, says: str, folder: pathlib.Path) -> str:
     with small_disk(folder) as disk:
         site = make(folder)
         with filled(disk, leave_mib=6) if code == 4 else read_only(disk), started(site) as tuner:
-            finished(site, tuner, code, says)
+            finished(site, tuner, code, says=says)
         clean(site)
         need(not site.trials(), states(site))
         return f"exit {code} before a launch, {resumed(site)}"
@@ -294,49 +283,38 @@ def disk_refused(code: int, says: str, folder: pathlib.Path) -> str:
 
 def disk_full_during(folder: pathlib.Path) -> str:
     with small_disk(folder) as disk:
-        site = make(folder, workload=LONGER)
-        with in_window(site, *IMPATIENT) as tuner, filled(disk):
-            ended = stopped(site, tuner)
-        clean(site, running=True)
-        return f"{ended}, {resumed(site)}"
+        return given_up(make(folder, workload=LONGER), lambda site: filled(disk), 1, 4)
 
 
 def disk_full_for_a_while(folder: pathlib.Path) -> str:
     with small_disk(folder) as disk:
         site = make(folder)
-        with started(site) as tuner:
-            site.wait_for(" warm-up", tuner)
+        with started(site, after=" warm-up") as tuner:
             with filled(disk, leave_mib=0.05):
                 time.sleep(4)
-            code = tuner.wait(PATIENCE_S)
+            code = finished(site, tuner, 0, 1, 4)
         clean(site)
-        return f"exit {code}, {states(site)}" if code == well(site.trials()) else \
-            f"{stopped(site, tuner)}, {resumed(site)}"
+        if code in (1, 4):
+            need(KEPT in " ".join(site.said().split()), f"says {site.said()[-300:]!r}")
+            return f"exit {code} with a clear line, {resumed(site)}"
+        return f"exit {code}, {states(site)}"
 
 
 def read_only_during(folder: pathlib.Path) -> str:
-    site = make(folder, workload=LONGER)
-    with in_window(site, *IMPATIENT) as tuner, \
-            immutable([site.study, site.study / "launches", *site.study.glob("launches/*")]):
-        ended = stopped(site, tuner)
-    clean(site, running=True)
-    return f"{ended}, {resumed(site)}"
+    return given_up(make(folder, workload=LONGER), lambda site: immutable(
+        [site.study, site.study / "launches", *site.study.glob("launches/*")]), 1, 4)
 
 
 def database_away(harm: Callable[[Site], contextlib.AbstractContextManager[None]], seconds: float,
                   folder: pathlib.Path) -> str:
     site = make(folder)
-    with survived(site, after=" window"), harm(site):
+    with survived(site, after=WINDOW), harm(site):
         time.sleep(seconds)
     return "waited for, all measured"
 
 
 def database_gone_for_good(folder: pathlib.Path) -> str:
-    site = make(folder)
-    with in_window(site, *IMPATIENT) as tuner, without_database(site):
-        finished(site, tuner, 1, "the study is kept")
-    clean(site, running=True)
-    return f"exit 1 with a clear line, {resumed(site)}"
+    return given_up(make(folder), without_database, 1)
 
 
 @functools.cache
@@ -370,9 +348,9 @@ def with_gpu(folder: pathlib.Path, fault: str = "none", uuid: str = "") -> tuple
 def nvml_lost(folder: pathlib.Path) -> str:
     site, state = with_gpu(folder)
     good = state.read_text()
-    with in_window(site, *NVML) as tuner:
+    with started(site, *NVML, after=WINDOW) as tuner:
         state.write_text(good + "0.error.fields 15\n0.error.energy 15\n")
-        finished(site, tuner, 1, "needs a reset or a reboot")
+        finished(site, tuner, 1, says="needs a reset or a reboot")
     clean(site)
     need([t.state for t in site.trials()] == ["FAIL"], states(site))
     state.write_text(good)
@@ -385,7 +363,7 @@ def gpu_busy(folder: pathlib.Path) -> str:
     with subprocess.Popen(["sleep", "60"]) as other:
         state.write_text(good + f"0.pids {other.pid}\n0.used_mib 30000\n")
         with started(site, *NVML) as tuner:
-            finished(site, tuner, 4, f"is in use by pid {other.pid} (sleep 60")
+            finished(site, tuner, 4, says=f"is in use by pid {other.pid} (sleep 60")
         need(other.poll() is None, "the other process was ended")
         other.kill()
     clean(site)
@@ -403,10 +381,9 @@ def gpu_memory_kept(folder: pathlib.Path) -> str:
 def two_on_one_gpu(folder: pathlib.Path) -> str:
     first, _ = with_gpu(folder / "a", uuid=f"GPU-both-{os.getpid()}")
     second, _ = with_gpu(folder / "b", uuid=f"GPU-both-{os.getpid()}")
-    with started(first, *NVML) as one:
-        first.wait_for("launch 1", one)
+    with started(first, *NVML, after="launch 1") as one:
         with started(second, *NVML) as two:
-            finished(second, two, 1, f"is used by another autotune (pid {one.pid})")
+            finished(second, two, 1, says=f"is used by another autotune (pid {one.pid})")
         finished(first, one, 0)
     clean(first)
     clean(second)
@@ -424,7 +401,7 @@ def with_clock(folder: pathlib.Path, variable: str) -> tuple[Site, pathlib.Path]
 
 def clock_jumps(folder: pathlib.Path) -> str:
     site, offset = with_clock(folder, "FAKE_CLOCK")
-    with survived(site, after=" window") as tuner:
+    with survived(site, after=WINDOW) as tuner:
         offset.write_text("90000\n")
         site.wait_for("launch 2", tuner)
         offset.write_text("-200000\n")
@@ -435,7 +412,7 @@ def clock_jumps(folder: pathlib.Path) -> str:
 def asleep(folder: pathlib.Path) -> str:
     """The machine sleeps in a window: CLOCK_BOOTTIME runs on, CLOCK_MONOTONIC does not."""
     site, offset = with_clock(folder, "FAKE_BOOT")
-    with survived(site, after=" window", says="again: the window was suspended"):
+    with survived(site, after=WINDOW, says="again: the window was suspended"):
         offset.write_text("3600\n")
     return "measured again, all measured"
 
@@ -457,8 +434,7 @@ def suspended(when: str, seconds: float, folder: pathlib.Path) -> str:
 
 def two_tuners(folder: pathlib.Path) -> str:
     site = make(folder)
-    with started(site) as one:
-        site.wait_for("launch 1", one)
+    with started(site, after="launch 1") as one:
         two = site.start(*QUIET, stderr=folder / "second.log")
         code, said = two.wait(60), (folder / "second.log").read_text()
         need(code == 1 and f"another autotune (pid {one.pid})" in said, f"the second: exit {code}, {said!r}")
@@ -489,9 +465,9 @@ def interrupted(times: int, rounds: int, seed: int, folder: pathlib.Path, number
 
 def supervisor_killed(folder: pathlib.Path) -> str:
     site = make(folder, workload=LONGER)
-    with in_window(site) as tuner:
+    with started(site, after=WINDOW) as tuner:
         os.kill(site.records("owner.json")["0001"]["supervisor"], signal.SIGKILL)
-        finished(site, tuner, 1, "the study is kept")
+        finished(site, tuner, 1, says=KEPT)
     clean(site)
     need([t.state for t in site.trials()] == ["FAIL"], states(site))
     return f"exit 1, FAIL, the server ended all the same, {resumed(site)}"
@@ -499,7 +475,7 @@ def supervisor_killed(folder: pathlib.Path) -> str:
 
 def client_killed(folder: pathlib.Path) -> str:
     site = make(folder, workload=LONGER)
-    with survived(site, after=" window"):
+    with survived(site, after=WINDOW):
         for pid, line in site.processes().items():
             if "autotune.loadgen.process" in line:
                 os.kill(pid, signal.SIGKILL)
@@ -586,7 +562,7 @@ def main() -> int:
     options = parser.parse_args()
     faults = [f for f in campaign() if (f.quick or not options.quick) and
               any(word in f.name for word in options.only.split(","))]
-    Slow.factor = options.slow
+    SLOW[0] = options.slow
     began = time.monotonic()
     said = threading.Lock()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, \

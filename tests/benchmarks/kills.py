@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import dataclasses
 import json
 import pathlib
 import random
@@ -32,46 +31,37 @@ LATEST_S = {"ddtree": 15.0, "standin": 6.0}
 GONE_S = 15.0
 
 
-@dataclasses.dataclass
-class Figures:
-    kills: int = 0
-    studies: int = 0
-    orphans: int = 0
-    torn: int = 0
-    lost: int = 0
-    doubled: int = 0
-    wrong_ends: int = 0
-    slowest_s: float = 0.0  # until the last process of a killed tuner was gone
-    trials: int = 0
-    failed: int = 0  # trials that were running when the tuner was killed
-    at: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-
-    @property
-    def right(self) -> bool:
-        return not (self.orphans or self.torn or self.lost or self.doubled or self.wrong_ends)
-
-    def line(self) -> str:
-        return (f"{self.kills} kills in {self.studies} studies, {self.orphans} orphans, {self.lost} lost, "
-                f"{self.doubled} doubled, {self.torn} torn files, {self.wrong_ends} wrong ends "
-                f"({self.trials} trials told, {self.failed} were running when killed; the last process of a killed "
-                f"tuner was gone after at most {self.slowest_s:.1f} s)")
+WRONG = ("orphans", "torn", "lost", "doubled", "wrong_ends")
 
 
 class Campaign:
     def __init__(self, engine: str, seed: int, work: pathlib.Path) -> None:
         self.engine, self.rng, self.work = engine, random.Random(seed), work
-        self.figures = Figures()
+        self.figures = dict.fromkeys(("kills", "studies", *WRONG, "trials", "failed"), 0)
+        self.slowest_s = 0.0  # until the last process of a killed tuner was gone
+        self.at: collections.Counter[str] = collections.Counter()  # moments of the kills
+
+    @property
+    def right(self) -> bool:
+        return not any(self.figures[kind] for kind in WRONG)
+
+    def line(self) -> str:
+        f = self.figures
+        return (f"{f['kills']} kills in {f['studies']} studies, {f['orphans']} orphans, {f['lost']} lost, "
+                f"{f['doubled']} doubled, {f['torn']} torn files, {f['wrong_ends']} wrong ends "
+                f"({f['trials']} trials told, {f['failed']} were running when killed; "
+                f"the last process of a killed tuner was gone after at most {self.slowest_s:.1f} s)")
 
     def study(self, kills: int, until: float) -> None:
         """One study, killed until it has ended (or the kills are used up: then it is let run to its end)."""
-        site = Site.make(self.work / f"{self.figures.studies:03d}",
+        site = Site.make(self.work / f"{self.figures['studies']:03d}",
                          space(self.engine, CHOICES[self.engine], server={"ready_poll_s": 0.1}, power={"others": 1.0},
                                study={"confirm": CONFIRM, "launches": 12}),
                          standin({}) if self.engine == "standin" else None)
         kept: dict[int, Trial] = {}
-        self.figures.studies += 1
+        self.figures["studies"] += 1
         while True:
-            done = self.figures.kills >= kills or time.monotonic() > until
+            done = self.figures["kills"] >= kills or time.monotonic() > until
             before = set(site.processes())
             tuner = site.start()
             moment = None if done else self.wait_for_moment(site, tuner)
@@ -80,11 +70,10 @@ class Campaign:
                 break
             tuner.kill()
             tuner.wait()
-            self.figures.kills += 1
-            self.figures.at[moment] += 1
+            self.figures["kills"] += 1
+            self.at[moment] += 1
             self.check(site, before, kept)
-            print(f"kill {self.figures.kills}: {moment}; {len(kept)} trials kept; so far {self.figures.line()}",
-                  flush=True)
+            print(f"kill {self.figures['kills']}: {moment}; {len(kept)} trials kept; so far {self.line()}", flush=True)
         self.check(site, set(), kept)
         self.end_of(site, code)
         end(site, tuner)
@@ -109,13 +98,13 @@ class Campaign:
     def wrong(self, kind: str, count: int, site: Site, text: object) -> None:
         """Count something that must not happen, and print it."""
         if count:
-            setattr(self.figures, kind, getattr(self.figures, kind) + count)
+            self.figures[kind] += count
             print(f"{kind.upper().replace('_', ' ')} in {site.folder}: {text}", flush=True)
 
     def check(self, site: Site, before: set[int], kept: dict[int, Trial]) -> None:
         """What has to hold after a kill."""
         left, took = site.settled(GONE_S)
-        self.figures.slowest_s = max(self.figures.slowest_s, took)
+        self.slowest_s = max(self.slowest_s, took)
         stale = {pid for pid in before if alive(pid)}
         self.wrong("orphans", len(left.keys() | stale), site, f"{left} {stale}")
         torn = site.torn()
@@ -130,8 +119,8 @@ class Campaign:
     def end_of(self, site: Site, code: int) -> None:
         """How the study ended, against what one that nobody killed ends with."""
         trials = site.trials()
-        self.figures.trials += sum(t.finished for t in trials)
-        self.figures.failed += sum(t.state == "FAIL" for t in trials)
+        self.figures["trials"] += sum(t.finished for t in trials)
+        self.figures["failed"] += sum(t.state == "FAIL" for t in trials)
         complete = [t for t in trials if t.state == "COMPLETE" and not t.attrs.get("confirm")]
         searched: dict[str, set[Any]] = collections.defaultdict(set)  # measured again within a launch: for its noise
         for trial in complete:
@@ -156,16 +145,16 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         campaign = Campaign(options.engine, options.seed, options.work or pathlib.Path(scratch))
-        while campaign.figures.kills < options.kills and time.monotonic() - began < 60 * options.minutes:
+        while campaign.figures["kills"] < options.kills and time.monotonic() - began < 60 * options.minutes:
             campaign.study(options.kills, began + 60 * options.minutes)
-    figures = campaign.figures
-    for moment, count in figures.at.most_common():
+    for moment, count in campaign.at.most_common():
         print(f"  {count:4} {moment}")
     if options.json:
-        options.json.write_text(json.dumps({**vars(figures), "at": dict(figures.at)}, indent=1) + "\n")
-    print(f"{options.engine}: {figures.line()}; {time.monotonic() - began:.0f} s: "
-          f"{'all right' if figures.right else 'WRONG'}")
-    return 0 if figures.right else 1
+        options.json.write_text(json.dumps({**campaign.figures, "slowest_s": campaign.slowest_s, "at": campaign.at},
+                                           indent=1) + "\n")
+    print(f"{options.engine}: {campaign.line()}; {time.monotonic() - began:.0f} s: "
+          f"{'all right' if campaign.right else 'WRONG'}")
+    return 0 if campaign.right else 1
 
 
 if __name__ == "__main__":

@@ -15,12 +15,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import pathlib
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+
+import psutil
 
 from tests.benchmarks.campaign import Site, end, space, standin
 
@@ -31,12 +33,10 @@ KINDS = ("rss_kib", "descriptors", "threads", "children", "seconds")
 
 
 def sample(pid: int) -> dict[str, float]:
-    """What a process takes now. Raises OSError when it ended."""
-    folder = pathlib.Path("/proc", str(pid))
-    status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-    children = [c for task in (folder / "task").iterdir() for c in (task / "children").read_text().split()]
-    return {"rss_kib": float(status["VmRSS"].split()[0]), "threads": float(status["Threads"]),
-            "descriptors": float(len(list((folder / "fd").iterdir()))), "children": float(len(children))}
+    """What a process takes now. Raises psutil.Error when it ended."""
+    process = psutil.Process(pid)
+    return {"rss_kib": process.memory_info().rss / 1024, "threads": process.num_threads(),
+            "descriptors": process.num_fds(), "children": len(process.children())}
 
 
 def study_of(launches: int) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def soak(site: Site, launches: int) -> tuple[list[dict[str, float]], int]:
             while tuner.poll() is None:
                 fresh = sum(line.startswith("launch ") for line in iter(lines.readline, ""))
                 if fresh:
-                    with contextlib.suppress(OSError):
+                    with contextlib.suppress(psutil.Error):
                         now = time.monotonic()
                         samples.append({**sample(tuner.pid), "seconds": now - began})
                         began = now
@@ -73,19 +73,12 @@ def reader_kib(site: Site, launches: int) -> float:
     tuner = site.start(*study_of(launches))
     taken = 0.0
     while tuner.poll() is None:
-        with contextlib.suppress(OSError, KeyError):
+        with contextlib.suppress(psutil.Error):
             if not taken and "stopped: " in site.said()[before:]:
                 taken = sample(tuner.pid)["rss_kib"]
         time.sleep(0.005)
     assert taken, site.said()[before:]
     return taken
-
-
-def slope(values: Sequence[float]) -> float:
-    """Least-squares growth per launch."""
-    middle, mean = (len(values) - 1) / 2, statistics.fmean(values)
-    below = sum((i - middle) ** 2 for i in range(len(values)))
-    return sum((i - middle) * (v - mean) for i, v in enumerate(values)) / below if below else 0.0
 
 
 def main() -> int:
@@ -94,9 +87,7 @@ def main() -> int:
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--keep", type=pathlib.Path)
     options = parser.parse_args()
-    side = 1
-    while 2 * side * side < options.launches:
-        side += 1
+    side = math.isqrt(options.launches // 2) + 1
     made = space(
         "standin", {"speed": [1000 + 10 * i for i in range(side)], "flags": [f"f{i}" for i in range(side)],
                     "fault": ["none", "exit"], "at": ["load"], "concurrency": [2]},
@@ -117,12 +108,12 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(samples) + "\n")
     tenth = max(1, len(samples) // 10)
-    first, last = samples[min(WARM, len(samples) - 1):tenth + WARM], samples[-tenth:]
     grows = []
-    each = {kind: slope([s[kind] for s in samples[min(WARM, len(samples) - 1):]]) for kind in KINDS}
+    warm = samples[min(WARM, len(samples) - 2):]
+    each = {kind: statistics.linear_regression(range(len(warm)), [s[kind] for s in warm]).slope for kind in KINDS}
     print(f"{'':14}{'first ' + str(tenth):>14}{'last ' + str(tenth):>14}{'per launch':>14}")
     for kind in KINDS:
-        a, b = (statistics.fmean(s[kind] for s in part) for part in (first, last))
+        a, b = (statistics.fmean(s[kind] for s in part) for part in (warm[:tenth], warm[-tenth:]))
         print(f"{kind:14}{a:14.2f}{b:14.2f}{each[kind]:14.4f}")
         if kind in KINDS[1:4] and b > a + 1:
             grows.append(kind)

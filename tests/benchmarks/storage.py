@@ -1,29 +1,86 @@
-"""How many trials a second a study's storage takes: processes that ask and tell as workers do, and nothing else.
+"""What a study's storage takes: trials a second of several workers, and the time of one ask in a large study.
 
-    python tests/benchmarks/storage.py [--storage URL] [--workers 1,4,16] [--trials 20]
+    python tests/benchmarks/storage.py workers [--storage URL] [--workers 1,4,16] [--trials 20]
+    python tests/benchmarks/storage.py ask [--storage URL] [--trials 10000] [--asks 10]
 
-Without --storage a SQLite file in a temporary folder. Each trial is one turn of the study lock (read, ask)
-and one tell of an outcome.
+Without --storage a SQLite file in a temporary folder. Outcomes are made up, of random configurations of a space of 12
+parameters (about 4 million server parts, three load parts); some are crashes, of eight signatures.
+
+`workers`: processes that ask and tell as workers do, and nothing else. Each trial is one turn of the study lock (read,
+ask) and one tell of an outcome. `ask`: read new trials, propose, choose a load part, create the trial, in a study that
+is filled with outcomes; another worker's come in between asks.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import pathlib
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
+import msgspec
+
+for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(threads, "1")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from autotune.records import Value
-from autotune.storage.database import sqlite_url
-from autotune.storage.study import Study
-from autotune.storage.trial import LaunchFacts
-from tests.benchmarks.ask import PARAMS, outcome, space
+from autotune.records import Blame, Config, Crash, Energy, Measurement, Score, Stage, Value  # noqa: E402
+from autotune.search.launch_aware import LaunchAware  # noqa: E402
+from autotune.search.strategy import Launch, Limits  # noqa: E402
+from autotune.space.space import Space  # noqa: E402
+from autotune.storage.database import sqlite_url  # noqa: E402
+from autotune.storage.study import Study  # noqa: E402
+from autotune.storage.trial import OUTCOME, LaunchFacts, Result, distribution  # noqa: E402
+from autotune.tuning.worker import observation_of  # noqa: E402
+
+LOADS = (1, 16, 64)
+PARAMS = {f"p{i}": (2, 3, 4, 5)[i % 4] for i in range(12)}
+
+
+def space() -> Space:
+    """A large space; the first choices are the baseline."""
+    params: dict[str, object] = {name: {"choices": [f"c{j}" for j in range(n)]} for name, n in PARAMS.items()}
+    params["concurrency"] = {"choices": list(LOADS), "load": True}
+    return Space.parse({"name": "large", "engine": "none", "params": params,
+                        "baseline": {**dict.fromkeys(PARAMS, "c0"), "concurrency": LOADS[0]}}, "ask.py")
+
+
+def outcome(config: Config, rng: random.Random) -> tuple[Measurement | Crash, Score | None]:
+    """A made-up outcome: a few choices crash, the others multiply."""
+    bad = [name for name in PARAMS if config[name] == "c1" and int(name[1:]) < 8]
+    if bad and rng.random() < 0.15:
+        return Crash(f"fault_{bad[0]}", Stage.LOAD, Blame.CONFIG, f"v1-{bad[0]}", f"{bad[0]} is broken"), None
+    value = math.exp(sum(0.03 * int(str(config[name])[1:]) * (-1) ** int(name[1:]) for name in PARAMS)
+                     + 0.3 * math.log(float(config["concurrency"])) + rng.gauss(0, 0.01))
+    return (Measurement(1000, 10.0, 5, 0, int(config["concurrency"]), Energy("nvml", 1000 / value, 10.0),
+                        relative_error=0.02), Score(value))
+
+
+def fill(study: Study, count: int, rng: random.Random) -> None:
+    """`count` finished trials, each written at once."""
+    import optuna
+
+    known = study.space
+    while count > 0:
+        server: dict[str, Value] = {name: f"c{rng.randrange(n)}" for name, n in PARAMS.items()}
+        for i, load in enumerate(rng.sample(LOADS, 2)):
+            config = {**server, "concurrency": load}
+            found, score = outcome(config, rng)
+            result = Result(found, score, cost_s=330.0 - 300 * i, launch_s=300.0 if i == 0 else 0.0)
+            study.inner.add_trial(optuna.trial.create_trial(
+                state=optuna.trial.TrialState.PRUNED if score is None else optuna.trial.TrialState.COMPLETE,
+                value=None if score is None else score.value, params=dict(config),
+                distributions={p.name: distribution(p) for p in known.params},
+                user_attrs={"owner": "other-host|b|1|1", "launch_id": count, OUTCOME: msgspec.to_builtins(result)}))
+            count -= 1
+            if score is None or not count:
+                break
 
 
 def work(url: str, name: str, trials: int, seed: int) -> None:
@@ -51,9 +108,8 @@ def work(url: str, name: str, trials: int, seed: int) -> None:
 def load(url: str, workers: int, trials: int) -> str:
     """One line: trials a second of `workers` processes side by side."""
     name = f"load-{workers}-{time.time_ns()}"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     started = [subprocess.Popen([sys.executable, __file__, "--work", url, name, str(trials), str(seed)], text=True,
-                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) for seed in range(workers)]
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE) for seed in range(workers)]
     for process in started:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
     began = time.monotonic()
@@ -64,25 +120,70 @@ def load(url: str, workers: int, trials: int) -> str:
     told = [process.communicate()[0].split() for process in started]
     taken_s = time.monotonic() - began
     turn_ms, tell_ms = (1000 * sum(float(t[i]) for t in told) / workers / trials for i in (0, 1))
-    return (f"{url.partition(':')[0]:12} {workers:7} {workers * trials / taken_s:9.1f} {turn_ms:10.0f} {tell_ms:10.0f}")
+    return f"{url.partition(':')[0]:12} {workers:7} {workers * trials / taken_s:9.1f} {turn_ms:10.0f} {tell_ms:10.0f}"
 
 
-def main() -> int:
-    """Run and print."""
+def ask(url: str, trials: int, asks: int) -> None:
+    """Fill a study, time `asks` asks, and print a line."""
+    known, rng = space(), random.Random(0)
+    study = Study.open(url, "large", known, {})
+    began = time.process_time()
+    fill(study, trials, rng)
+    filled_s = time.process_time() - began
+    strategy = LaunchAware(known, Limits(gain=0.0), 0)
+    seen = 0
+    began = time.process_time()
+    for record in study.records():
+        strategy.tell(observation_of(study, record))
+        seen += 1
+    first_s = time.process_time() - began
+    parts: list[tuple[float, ...]] = []
+    for n in range(asks + 1):
+        fill(study, 2, rng)  # another worker's launch
+        wall, began = time.monotonic(), time.process_time()
+        with study.locked():
+            study.fail_stale_trials()
+            for record in study.records()[seen:]:
+                if record.state in ("COMPLETE", "PRUNED"):
+                    strategy.tell(observation_of(study, record))
+                seen += 1
+            read_s = time.process_time() - began
+            step = strategy.propose()
+            assert isinstance(step, Launch), step
+            load = strategy.next_load(step.server)
+            assert load is not None
+            propose_s = time.process_time() - began - read_s
+            trial = study.ask({**step.server, **load}, 10_000_000 + n)
+        parts.append((time.process_time() - began, read_s, propose_s, time.monotonic() - wall))
+        study.fail(trial, "only asked")
+    parts = parts[1:]  # the first one fits every model from scratch
+    total = sorted(p[0] for p in parts)
+    read_ms, propose_ms, wall_ms = (1000 * statistics.median(p[i] for p in parts) for i in (1, 2, 3))
+    print(f"{trials} trials (filled in {filled_s:.0f} s, read at the start in {first_s:.1f} s): ask takes a "
+          f"median of {1000 * statistics.median(total):.0f} ms of CPU time, at most {1000 * total[-1]:.0f} ms "
+          f"(read {read_ms:.0f} ms, propose {propose_ms:.0f} ms); {wall_ms:.0f} ms by the clock")
+
+
+def main() -> None:
     if sys.argv[1:2] == ["--work"]:
         work(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
-        return 0
+        return
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--storage")
+    parser.add_argument("what", choices=("workers", "ask"))
+    parser.add_argument("--storage", help="default: SQLite in a temporary folder")
     parser.add_argument("--workers", default="1,4,16")
-    parser.add_argument("--trials", type=int, default=20, help="of each worker")
+    parser.add_argument("--trials", type=int, help="of each worker (20), or in the study (10000)")
+    parser.add_argument("--asks", type=int, default=10)
     args = parser.parse_args()
-    print(f"{'storage':12} {'workers':>7} {'trials/s':>9} {'ms a turn':>10} {'ms a tell':>10}")
     with tempfile.TemporaryDirectory() as folder:
+        url = args.storage or sqlite_url(pathlib.Path(folder))
+        if args.what == "ask":
+            ask(url, args.trials or 10_000, args.asks)
+            return
+        print(f"{'storage':12} {'workers':>7} {'trials/s':>9} {'ms a turn':>10} {'ms a tell':>10}")
         for workers in map(int, args.workers.split(",")):
-            print(load(args.storage or sqlite_url(pathlib.Path(folder)), workers, args.trials), flush=True)
-    return 0
+            print(load(url, workers, args.trials or 20), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

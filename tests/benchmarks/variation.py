@@ -2,6 +2,7 @@
 
     python tests/benchmarks/variation.py --file RAW.jsonl --launches 3 +space=h200 [overrides]
     python tests/benchmarks/variation.py --file RAW.jsonl --summary
+    python tests/benchmarks/variation.py --overhead [--concurrency 64] [--windows 3] +space=local [overrides]
 
 Launches the space's baseline server, and on each launch measures every load of --concurrency in two ways, --windows
 times: `ours` is what a study does (staggered lengths, a warm-up until steady, a window until it is precise enough);
@@ -9,12 +10,18 @@ times: `ours` is what a study does (staggered lengths, a warm-up until steady, a
 Every window is one line of RAW.jsonl, kept as soon as it is measured; more launches may be added to a file later.
 The summary gives the coefficient of variation (sample standard deviation over mean) of tokens/J between the windows of
 a launch (mean over launches), and between the launches' means.
+
+--overhead is the cost of measuring instead, in shares of one core. `client` is the load client's CPU time over the
+window, `tuner` that of this process (counters, power, estimates, watching the server) between the first and the last
+line of progress of the window, `whole` the same for all of the measurement: its first request, starting the client,
+warm-up, window, percentiles and files.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import pathlib
 import signal
@@ -77,14 +84,48 @@ def measure(overrides: Sequence[str], file: pathlib.Path, launches: int, windows
                     (ours if method == "ours" else naive)(live, file, launch, level, windows)
 
 
-def ours(live: Any, file: pathlib.Path, launch: int, level: int, windows: int) -> None:
-    """What a study measures, `windows` times."""
+def overhead(overrides: Sequence[str], levels: Sequence[int], windows: int) -> None:
+    """Print a line for each window; a crash ends the program."""
+    settings, executor = opened(overrides)
+    server = settings.space.split(settings.space.baseline)[0]
+    folder = settings.folder / "launches" / f"overhead-{time.time_ns()}"
+    edges: list[tuple[float, float]] = []  # (wall clock, CPU time), in s, at each line of progress of a window
+
+    def progress(text: str, after_s: float) -> None:
+        if text.startswith("window"):
+            edges.append((time.monotonic(), time.process_time()))
+
+    with executor.launch(server, folder, progress) as live:
+        if live.crash is not None:
+            raise SystemExit(f"the launch crashed: {live.crash}")
+        for level, number in itertools.product(levels, range(windows)):
+            edges.clear()
+            cpu_s, wall_s = time.process_time(), time.monotonic()
+            found = measured(live, level, f"overhead-{level}-{number}")
+            whole = (time.process_time() - cpu_s) / (time.monotonic() - wall_s)
+            if len(edges) < 2:
+                raise SystemExit("the window is too short for this: workload.window_s=5")
+            tuner = (edges[-1][1] - edges[0][1]) / (edges[-1][0] - edges[0][0])
+            client = found.client_cpu_share
+            print(f"C={level}  {found.output_tokens / found.window_s:.0f} tok/s over {found.window_s:.0f} s  "
+                  f"client {client:.2%}  tuner {tuner:.2%}  together {client + tuner:.2%} of a core, "
+                  f"the tuner over the whole measurement {whole:.2%}  {', '.join(found.reasons)}", flush=True)
+
+
+def measured(live: Any, level: int, name: str) -> Any:
+    """One measurement as a study makes it; a crash ends the program."""
     from autotune.records import Crash
 
+    found = live.measure({"concurrency": level}, name)
+    if isinstance(found, Crash):
+        raise SystemExit(f"the server died under load: {found}")
+    return found
+
+
+def ours(live: Any, file: pathlib.Path, launch: int, level: int, windows: int) -> None:
+    """What a study measures, `windows` times."""
     for number in range(windows):
-        found = live.measure({"concurrency": level}, f"ours-{level}-{number}")
-        if isinstance(found, Crash):
-            raise SystemExit(f"launch {launch} died under load: {found}")
+        found = measured(live, level, f"ours-{level}-{number}")
         reasons = [*found.reasons, *found.energy.reasons]
         keep(file, "ours", launch, level, found.output_tokens, found.window_s, found.energy.joules, reasons,
              relative_error=found.relative_error)
@@ -156,14 +197,20 @@ def show(found: Sequence[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", type=pathlib.Path, required=True)
+    parser.add_argument("--file", type=pathlib.Path)
     parser.add_argument("--launches", type=int, default=3)
     parser.add_argument("--windows", type=int, default=5)
     parser.add_argument("--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[32, 128])
+    parser.add_argument("--overhead", action="store_true", help="the CPU time that measuring takes")
     parser.add_argument("--method", choices=METHODS, help="one of the two only")
     parser.add_argument("--summary", action="store_true", help="only summarise what the file holds")
     line, overrides = parser.parse_known_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if line.overhead:
+        overhead(overrides, line.concurrency, line.windows)
+        return
+    if line.file is None:
+        parser.error("--file is needed")
     if not line.summary:
         methods = (line.method,) if line.method else ("ours", "naive")
         measure(overrides, line.file, line.launches, line.windows, line.concurrency, methods)

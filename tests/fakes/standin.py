@@ -15,6 +15,7 @@ request, with which a tuner checks that the server is ready; KIND:EVERY is a fau
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import heapq
 import json
@@ -29,6 +30,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 WORDS = ("the", "of", "a", "tree", "draft", "token", "joule", "server", "block", "verify", "accept", "watt", "long",
@@ -83,9 +85,10 @@ def misbehave(fault: str, message: str) -> None:
 class Stream:
     """One request being answered."""
 
-    def __init__(self, number: int, api: str, body: dict[str, Any], received: float, args: argparse.Namespace) -> None:
+    def __init__(self, number: int, api: str, body: dict[str, Any], received: float, args: argparse.Namespace,
+                 connection: Connection) -> None:
         sampling = body.get("sampling_params", body)
-        self.number, self.api, self.received = number, api, received
+        self.number, self.api, self.received, self.connection = number, api, received, connection
         self.wanted = int(sampling.get("max_new_tokens" if api == "sglang" else "max_tokens", 16))
         prompt = body.get("prompt", body.get("text", body.get("input_ids", body.get("messages", ""))))
         text = json.dumps(prompt)
@@ -98,8 +101,13 @@ class Stream:
         self.sent: list[float] = []
         self.counts: list[int] = []
         self.tokens = self.steps = 0
+        self.begins = received  # when its prompt has been read
         self.fault: str | None = None
         self.words = self._words(args)
+
+    @property
+    def running(self) -> bool:
+        return self.connection.stream is self
 
     def _words(self, args: argparse.Namespace) -> list[str]:
         """Greedy output: a function of the prompt; `--noise` flips tokens at random, `--corrupt` always."""
@@ -160,16 +168,14 @@ class Connection:
 class Server:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.rng = random.Random(args.seed)
         self.listener = socket.create_server((args.host, args.port), backlog=4096)
         self.listener.setblocking(False)
         self.poller = select.epoll()
         self.poller.register(self.listener, select.EPOLLIN)
         self.connections: dict[int, Connection] = {}
-        self.due: list[tuple[float, int, Connection, Stream]] = []
+        self.due: list[tuple[float, int, Callable[[], None]]] = []
         self.streams: list[Stream] = []
-        self.total_tokens = self.total_steps = self.running = 0
-        self.order = 0
+        self.total_tokens = self.total_steps = self.running = self.order = 0
         self.ended = False
         self.started = time.monotonic()
 
@@ -188,9 +194,7 @@ class Server:
                     self.ready(self.connections[fd], mask)
             now = time.monotonic()
             while self.due and self.due[0][0] <= now:
-                _, _, connection, stream = heapq.heappop(self.due)
-                if connection.stream is stream:
-                    self.advance(connection, stream)
+                heapq.heappop(self.due)[2]()
             if self.args.die_after_s and now - self.started > self.args.die_after_s:
                 os._exit(7)
         if self.args.truth:
@@ -199,6 +203,11 @@ class Server:
                     file.write(json.dumps({"number": s.number, "received": s.received, "sent": s.sent, "fault": s.fault,
                                            "counts": s.counts, "tokens": s.tokens, "wanted": s.wanted,
                                            "prompt_tokens": s.prompt_tokens, "steps": s.steps}) + "\n")
+
+    def at(self, moment: float, call: Callable[[], None]) -> None:
+        """Have the loop make a call at a moment (CLOCK_MONOTONIC seconds)."""
+        self.order += 1
+        heapq.heappush(self.due, (moment, self.order, call))
 
     def end(self, *_: object) -> None:
         """Handle a signal: leave the loop, so that the truth is written."""
@@ -245,51 +254,55 @@ class Server:
         if api is None or method != "POST":
             self.plain(c, 400, {"error": {"message": f"{method} {path} with {len(body)} bytes is not served here"}})
             return
-        s = Stream(len(self.streams), api, value, now, self.args)
+        s = Stream(len(self.streams), api, value, now, self.args, c)
         self.streams.append(s)
         s.fault = self.fault(s.number)
         if s.fault in ("http500", "http429"):
             self.plain(c, int(s.fault[4:]), {"error": {"message": "made to fail"}})
-            return
-        if s.fault == "garbage":
+        elif s.fault == "garbage":
             self.send(c, answer(200, "application/json", b"<html>this is no completion</html>"))
-            return
-        if s.fault == "bad_http":
+        elif s.fault == "bad_http":
             self.send(c, b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
-            return
-        if s.fault == "silent":
-            return
+        elif s.fault != "silent":
+            self.begin(c, s)
+
+    def begin(self, c: Connection, s: Stream) -> None:
+        """Answer a request: the whole of it at once, or a stream of tokens at their times."""
         if not s.stream:
-            text = " ".join(s.words) + self.echoed()
             s.tokens = s.wanted
             self.total_tokens += s.tokens
-            usage = {"prompt_tokens": s.prompt_tokens, "completion_tokens": s.wanted}
-            self.plain(c, 200, {"text": text, "meta_info": usage} if api == "sglang" else
-                       {"choices": [{"text": text, "message": {"content": text}, "finish_reason": "length"}],
-                        "usage": usage})
+            self.whole(c, s)
             return
-        c.stream = s
-        self.running += 1
-        framing = {"chunked": "Transfer-Encoding: chunked\r\n", "close": "Connection: close\r\n"}[self.args.framing]
-        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{framing}\r\n".encode()
-        self.send(c, head)
+        self.open(c, s)
         if s.fault == "error_event":
             self.event(c, json.dumps({"error": {"message": "prompt is too long", "code": 400}}))
             self.event(c, json.dumps({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}))
-            self.finish(c, s)
-            return
-        if self.echoed() and s.number % 3 == 2:
+        refused = self.echoed() and s.number % 3 == 2
+        if refused:
             self.event(c, json.dumps({"error": {"message": f"no access{self.echoed()}"}}))
-            self.finish(c, s)
-            return
-        if s.fault == "empty":
+        if refused or s.fault in ("error_event", "empty"):
             self.finish(c, s)
             return
         if self.args.ping:
             self.write(c, b": ping\n\n")
-        if api == "chat":
+        if s.api == "chat":
             self.event(c, json.dumps({"choices": [{"delta": {"role": "assistant", "content": ""}}]}))
-        self.plan(c, s, s.received + self.args.ttft_ms / 1000)
+        self.plan(s, s.received + self.args.ttft_ms / 1000)
+
+    def whole(self, c: Connection, s: Stream) -> None:
+        """Send the answer to a request that is not streamed."""
+        text = " ".join(s.words) + self.echoed()
+        usage = json.loads(self.usage(s))
+        self.plain(c, 200, {"text": text, "meta_info": usage} if s.api == "sglang" else
+                   {"choices": [{"text": text, "message": {"content": text}, "finish_reason": "length"}],
+                    "usage": usage})
+
+    def open(self, c: Connection, s: Stream) -> None:
+        """Begin a streamed answer."""
+        c.stream = s
+        self.running += 1
+        framing = {"chunked": "Transfer-Encoding: chunked\r\n", "close": "Connection: close\r\n"}[self.args.framing]
+        self.send(c, f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{framing}\r\n".encode())
 
     def fault(self, number: int) -> str | None:
         for spec in self.args.fault:
@@ -299,6 +312,10 @@ class Server:
             if kind in ANSWERS and not spared:
                 return str(kind)
         return None
+
+    def echoed(self) -> str:
+        """Variables of the environment, which careless servers put into their answers."""
+        return "".join(f" {os.environ.get(name)}" for name in self.args.echo.split(",") if name)
 
     def kill_if_due(self) -> None:
         """Commit a process fault of stage `serving`."""
@@ -311,21 +328,17 @@ class Server:
             if fault in self.args.fault:
                 misbehave(fault, self.args.message)
 
-    def echoed(self) -> str:
-        """Variables of the environment, which careless servers put into their answers."""
-        return "".join(f" {os.environ.get(name)}" for name in self.args.echo.split(",") if name)
-
-    def plan(self, c: Connection, s: Stream, at: float) -> None:
+    def plan(self, s: Stream, at: float) -> None:
         if self.args.align and self.args.itl_ms:  # as a server does that decodes all its requests in one step
             step = self.args.itl_ms / 1000
             at = self.started + math.ceil((at - self.started) / step) * step
-        self.order += 1
-        heapq.heappush(self.due, (at, self.order, c, s))
+        self.at(at, functools.partial(self.advance, s))
 
-    def advance(self, c: Connection, s: Stream) -> None:
+    def advance(self, s: Stream) -> None:
         """The steps that are due; those of a burst are sent at once."""
-        c.corked = self.args.burst > 1
-        while c.stream is s and not self.step(c, s):
+        c = s.connection
+        c.corked = s.running and self.args.burst > 1
+        while s.running and not self.step(c, s):
             pass
         if c.corked:
             c.corked = False
@@ -336,34 +349,34 @@ class Server:
         pattern = self.args.chunk_tokens
         n = 1 if not s.tokens else pattern[s.steps % len(pattern)]
         n = n if s.fault == "endless" else min(n, s.wanted - s.tokens)
-        begin, s.tokens, s.steps = s.tokens, s.tokens + n, s.steps + 1
-        if s.fault in ("cut", "reset", "malformed", "stall", "abort") and s.tokens * 2 >= s.wanted:
+        s.steps += 1
+        if s.fault in ("cut", "reset", "malformed", "stall", "abort") and (s.tokens + n) * 2 >= s.wanted:
+            s.tokens += n
             self.break_off(c, s)
             return True
-        last = s.tokens >= s.wanted and s.fault != "endless"
-        text = " ".join(s.words[begin:s.tokens]) + " "
-        self.event(c, self.data(s, text, last))
-        if c.stream is not s:
-            return True
-        s.sent.append(time.monotonic())
-        s.counts.append(s.tokens)
-        self.total_tokens += n
+        self.give(c, s, n)
         self.total_steps += 1
-        if last:
+        if s.running and self.args.burst > 1 and len(s.sent) % self.args.burst:
+            return False
+        if s.running:
+            due = s.received + (self.args.ttft_ms + self.args.itl_ms * len(s.sent)) / 1000
+            # at a pace of its own, a step that came late makes the next ones late
+            self.plan(s, s.sent[-1] + self.args.itl_ms / 1000 if self.args.tokens_per_s else max(s.sent[-1], due))
+        return True
+
+    def give(self, c: Connection, s: Stream, tokens: int) -> None:
+        """Send the next tokens of a stream in one event, and its end after the last one."""
+        begin, s.tokens = s.tokens, s.tokens + tokens
+        last = s.tokens >= s.wanted and s.fault != "endless"
+        self.event(c, self.data(s, " ".join(s.words[begin:s.tokens]) + " ", last))
+        if s.running:
+            s.sent.append(time.monotonic())
+            s.counts.append(s.tokens)
+            self.total_tokens += tokens
+        if s.running and last:
             if s.usage_wanted and self.args.usage != "none":
                 self.event(c, '{"choices":[],"usage":' + self.usage(s) + "}")
             self.finish(c, s)
-        elif self.args.burst > 1 and len(s.sent) % self.args.burst:
-            return False
-        else:
-            jitter = 1 + self.args.jitter * (2 * self.rng.random() - 1) if self.args.jitter else 1
-            own_pace = self.args.jitter or self.args.tokens_per_s  # a step that came late makes the next ones late
-            self.plan(c, s, s.sent[-1] + self.args.itl_ms / 1000 * jitter if own_pace
-                      else max(s.sent[-1], self.due_time(s)))
-        return True
-
-    def due_time(self, s: Stream) -> float:
-        return s.received + float(self.args.ttft_ms + self.args.itl_ms * len(s.sent)) / 1000
 
     def usage(self, s: Stream) -> str:
         steps = f',"spec_verify_ct":{s.steps}' if self.args.speculative else ""
@@ -477,7 +490,6 @@ OPTIONS: dict[str, str | int | float | bool] = {
     "ttft-ms": 20.0, "itl-ms": 5.0,
     "align": False,  # all streams send at the same moments, --itl-ms apart
     "burst": 1,  # events sent at once, as a reader that lags behind sees them
-    "jitter": 0.0,  # share by which each step's time varies
     "speculative": False,  # report verify steps in the usage
     "split": 0, "ping": False,
     "chars": 4.0,  # characters per prompt token
@@ -485,7 +497,6 @@ OPTIONS: dict[str, str | int | float | bool] = {
     "after": 6,  # requests served before a process fault of stage serving
     "message": "CUDA error: something broke",
     "stage-s": 0.02, "noise": 0.0, "corrupt": 0, "loop": False, "queued": 0, "retracted": 0, "die-after-s": 0.0,
-    "seed": 0,
     "flags": "",  # anything, to tell configurations apart
     "api-key": "",  # printed in the log, as careless servers do
     "admin-api-key": "", "hf-token": "",
@@ -494,7 +505,7 @@ OPTIONS: dict[str, str | int | float | bool] = {
 }
 
 
-def arguments() -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in OPTIONS.items():
         kind: dict[str, Any] = {"action": "store_true"} if default is False else {
@@ -507,7 +518,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--eol", type=lambda t: {"lf": "\n", "crlf": "\r\n"}[t], default="lf")
     p.add_argument("--fault", action="append", default=[], help=f"none, {', '.join(PROCESS)}, or KIND[:EVERY] with "
                    f"KIND of {', '.join(ANSWERS)}")
-    args = p.parse_args()
+    args = p.parse_args(argv)
     unknown = {f.partition(":")[0] for f in args.fault} - {"none", *ANSWERS, *PROCESS}
     if unknown:
         p.error(f"unknown fault {', '.join(unknown)}")

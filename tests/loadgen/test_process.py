@@ -11,7 +11,7 @@ import subprocess
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import pytest
@@ -22,6 +22,12 @@ from autotune.loadgen.wire_formats import Api
 from autotune.loadgen.workload import LoadOrder, MetricNames, PromptSpec, Target
 from tests.fakes.stub import Stub
 from tests.loadgen.harness import LOAD, OPENAI, SGLANG, run_load, target_of
+
+
+@pytest.fixture(scope="module")
+def plain_stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
+    with Stub(tmp_path_factory.mktemp("stub"), "--ttft-ms", "2", "--itl-ms", "2") as stub:
+        yield stub
 
 
 def test_orders_and_replies_come_through_the_pipe_as_they_were(tmp_path: pathlib.Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from contextlib import nullcontext
 
 import pytest
 
@@ -11,7 +12,6 @@ from autotune.loadgen.wire_formats import Api
 from autotune.loadgen.workload import Target
 from autotune.measure.correctness import AgreementSettings, Gate, Output, collect, compare, poisson_tail, repeats
 from autotune.records import UsageError
-from autotune.utils.http import BadAnswer
 from autotune.utils.redact import HIDDEN, Redactor
 from tests.fakes.stub import Stub
 from tests.loadgen.harness import BUILTIN, OPENAI, SGLANG, target_of
@@ -43,10 +43,9 @@ def test_batching_noise_is_not_wrong_and_corruption_is(tmp_path: pathlib.Path) -
     baselines = outputs(tmp_path / "b", *noise, runs=3)
     for i in range(3):
         noisy = compare(outputs(tmp_path / f"n{i}", *noise)[0], baselines, SETTINGS)
-        assert noisy.divergences > 0 and not noisy.wrong and noisy.noise_per_token
+        assert noisy.divergences > 0 and not noisy.wrong
     corrupt = compare(outputs(tmp_path / "c", *noise, "--corrupt", "12")[0], baselines, SETTINGS)
-    assert corrupt.reasons == ("diverges",) and corrupt.chance is not None and corrupt.chance < 0.001
-    assert corrupt.agreement is not None and corrupt.agreement < 0.3
+    assert corrupt.reasons == ("diverges",) and corrupt.agreement is not None and corrupt.agreement < 0.3
 
 
 def test_loops_and_silence_are_caught_without_a_baseline_and_excused_when_it_has_them(tmp_path: pathlib.Path) -> None:
@@ -79,11 +78,6 @@ def test_the_tail_of_the_poisson_distribution_is_that_of_the_tables() -> None:
     assert poisson_tail(0, 5.0) == 1.0 and poisson_tail(1, 0.0) == 0.0
 
 
-def test_a_server_that_refuses_is_told(tmp_path: pathlib.Path) -> None:
-    with Stub(tmp_path, "--fault", "http500:1") as stub, pytest.raises(BadAnswer, match="HTTP 500"):
-        collect(target_of(stub), dataclasses.replace(SETTINGS, prompts=1), BUILTIN, 1)
-
-
 def test_a_secret_that_a_server_echoes_is_neither_kept_nor_a_difference(tmp_path: pathlib.Path) -> None:
     gate = Gate(tmp_path / "agreement.json", dataclasses.replace(SETTINGS, prompts=2), BUILTIN)
     with Stub(tmp_path) as stub:
@@ -95,17 +89,14 @@ def test_a_secret_that_a_server_echoes_is_neither_kept_nor_a_difference(tmp_path
     assert HIDDEN in kept and secret not in kept
 
 
-@pytest.mark.parametrize(("change", "told"), [
-    ({"prompts": 3}, "agreement.prompts=2"), ({"output_tokens": 8}, "agreement.output_tokens=64"),
-    ({"context_tokens": 10, "prompts": 1}, "agreement.prompts=2 agreement.context_tokens=40")])
-def test_outputs_that_were_asked_for_otherwise_are_refused_with_what_to_set_back(
-        change: dict[str, int], told: str, tmp_path: pathlib.Path) -> None:
-    settings = dataclasses.replace(SETTINGS, prompts=2)
-    gate = Gate(tmp_path / "agreement.json", settings, BUILTIN)
+def test_outputs_that_were_asked_for_otherwise_are_refused_with_what_to_set_back(tmp_path: pathlib.Path) -> None:
+    gate = Gate(tmp_path / "agreement.json", dataclasses.replace(SETTINGS, prompts=2), BUILTIN)
     gate._keep([[Output("a", 64), Output("b", 64)]] * 2)
     assert gate.references() == [[Output("a", 64), Output("b", 64)]] * 2
-    with pytest.raises(UsageError, match=f"were made with {told}: set that back"):
-        dataclasses.replace(gate, settings=dataclasses.replace(settings, **change)).references()
+    for change, told in (({"prompts": 3}, "agreement.prompts=2"), ({"output_tokens": 8}, "agreement.output_tokens=64"),
+                         ({"context_tokens": 10, "prompts": 1}, "agreement.prompts=2 agreement.context_tokens=40")):
+        with pytest.raises(UsageError, match=f"were made with {told}: set that back"):
+            dataclasses.replace(gate, settings=dataclasses.replace(gate.settings, **change)).references()
     with pytest.raises(UsageError, match="were made with workload.seed=1: set that back"):
         dataclasses.replace(gate, prompts=dataclasses.replace(BUILTIN, seed=2)).references()
 
@@ -117,11 +108,8 @@ def test_outputs_that_do_not_fit_are_refused_and_unreadable_ones_are_none(
         text: str, settings: str, tmp_path: pathlib.Path) -> None:
     gate = Gate(tmp_path / "agreement.json", dataclasses.replace(SETTINGS, prompts=2), BUILTIN)
     gate.file.write_text(text)
-    if not settings:
+    with pytest.raises(UsageError, match=f"were made with {settings}: set that back") if settings else nullcontext():
         assert gate.references() == []
-        return
-    with pytest.raises(UsageError, match=f"were made with {settings}: set that back"):
-        gate.references()
 
 
 @pytest.mark.parametrize("body", [b"[1]", b'"x"', b"[" * 200_000, b'{"choices": ["x"]}', b'{"choices": {"a": 1}}',

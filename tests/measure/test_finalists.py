@@ -70,7 +70,8 @@ def test_a_study_can_be_taken_up_again_from_its_blocks() -> None:
         blocks.append((key, 10 + rng.random()))
         first.add(*blocks[-1])
     second = Confirmation("A", ["B"], SETTINGS)
-    second.replay(blocks)
+    for block in blocks:
+        second.add(*block)
     assert second.next() == first.next() and second.decision() == first.decision()
 
 
@@ -98,5 +99,5 @@ def test_the_wrong_block_and_impossible_values_are_refused() -> None:
             confirmation.add(key, value)
     with pytest.raises(UsageError):
         Confirmation("A", ["A"], SETTINGS)
-    with pytest.raises(UsageError):
-        dataclasses.replace(SETTINGS, min_rounds=1)
+    with pytest.raises(UsageError, match="min_rounds=9 is above"):
+        dataclasses.replace(SETTINGS, min_rounds=9, max_rounds=8)

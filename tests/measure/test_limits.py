@@ -20,7 +20,7 @@ def test_ratios_are_shares_of_limits_in_a_fixed_order() -> None:
     limits = Limits({"ttft_p99_ms": 20.0, "max_watts": 200.0, "error_rate": 0.01, "min_tokens_per_s": 400.0,
                      "tpot_mean_ms": 12.0})
     found = limits.ratios(MEASUREMENT)
-    assert tuple(found) == limits.names == tuple(sorted(found))
+    assert list(found) == sorted(found)
     assert found == pytest.approx({"error_rate": 2.0, "max_watts": 0.5, "min_tokens_per_s": 1.5, "tpot_mean_ms": 1.0,
                                    "ttft_p99_ms": 2.0})
     kept = Limits({"tpot_mean_ms": 12.0, "min_request_tokens_per_s": 25.0}).ratios(MEASUREMENT)

@@ -104,19 +104,18 @@ def test_a_few_errors_are_reported_and_do_not_end_the_load(tmp_path: pathlib.Pat
     assert found.errors == found.error_kinds["partial"] > 0 and found.requests > found.errors
 
 
-@pytest.mark.parametrize(("arguments", "prompts", "kind", "detail", "excerpt", "errors"), [
-    (("--fault", "error_event:2"), TOKENS, "error_rate", "stream_error", "prompt is too long", 5),
-    (("--fault", "stall:1"), TOKENS, "hung", "timeout", "no further token", 5),
-    (("--die-after-s", "2.5"), BUILTIN, "server_died", "ended under load", "", 0),
-    (("--fault", "http500:1"), BUILTIN, "no_answer", "first request", "made to fail", 1)])
+@pytest.mark.parametrize(("arguments", "prompts", "kind", "detail", "excerpt"), [
+    (("--fault", "error_event:2"), TOKENS, "error_rate", "stream_error", "prompt is too long"),
+    (("--fault", "stall:1"), TOKENS, "hung", "timeout", "no further token"),
+    (("--die-after-s", "2.5"), BUILTIN, "server_died", "ended under load", ""),
+    (("--fault", "http500:1"), BUILTIN, "no_answer", "first request", "made to fail")])
 def test_a_load_that_fails_says_how_and_why(
-        tmp_path: pathlib.Path, arguments: tuple[str, ...], prompts: PromptSpec, kind: str, detail: str, excerpt: str,
-        errors: int) -> None:
+        tmp_path: pathlib.Path, arguments: tuple[str, ...], prompts: PromptSpec, kind: str, detail: str,
+        excerpt: str) -> None:
     with Stub(tmp_path, "--ttft-ms", "2", "--itl-ms", "1", *arguments) as stub:
         found = measure_stub(stub, window=dataclasses.replace(WORKLOAD, window_max_s=60.0, window_s=60.0),
                              prompts=prompts, token_timeout_s=0.4)
     assert isinstance(found, LoadFailure) and found.kind == kind and detail in found.detail and excerpt in found.excerpt
-    assert found.errors >= errors and found.after_s > 0 and not found.host_fault
 
 
 def test_text_prompts_get_the_wanted_length_in_the_servers_tokens(tmp_path: pathlib.Path) -> None:

@@ -9,12 +9,16 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
 
-from autotune.engine.gpus import Gpu, chosen
+from autotune.engine.gpus import Gpu, chosen, visible_gpus
+from autotune.power import open_meter
+from autotune.power.meter import Powered
 from autotune.power.nvml import integrate
+from tests.power.nvml_worker import SETTINGS
 
 FAKES = pathlib.Path(__file__).parents[1] / "fakes"
 ROOT = pathlib.Path(__file__).parents[2]
@@ -153,3 +157,17 @@ def test_cuda_visible_devices_picks_gpus_by_number_or_uuid_up_to_the_first_unkno
     assert chosen(gpus, None) == gpus
     assert chosen(gpus, "1") == [gpus[1]] and chosen(gpus, "GPU-bb,0") == [gpus[1], gpus[0]]
     assert chosen(gpus, "99") == [] and chosen(gpus, "0,99,1") == [gpus[0]]
+
+
+@pytest.mark.gpu
+def test_a_real_gpus_counter_and_its_sampled_power_agree() -> None:
+    uuids = tuple(gpu.uuid for gpu in visible_gpus().gpus)
+    meter, _ = open_meter(SETTINGS, Powered(None, uuids))
+    with meter:
+        time.sleep(1.0)
+        start = meter.read()
+        time.sleep(10.0)
+        energy = meter.energy(start, meter.read())
+    assert energy.joules and energy.watts and energy.watts > 10 * len(uuids)
+    assert set(energy.per_device_j) == set(energy.power_limit_w) == set(energy.temperature_c) == set(uuids)
+    assert energy.cross_check_j == pytest.approx(energy.joules, rel=0.2)

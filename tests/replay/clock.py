@@ -16,11 +16,11 @@ import struct
 import time
 from typing import Any
 
+# Names the folder of a running replay; without it there is none.
 VARIABLE = "REPLAY"
-"""Names the folder of a running replay; without it there is none."""
+# The shared file holds a double of each: told seconds in a real one, seconds put forward, the told time at which the
+# clock stands still until the server lets it go on, launches so far.
 PACE, AHEAD, CEILING, LAUNCHES = range(4)
-"""What the shared file holds, a double each: told seconds in a real one, seconds put forward, the told time at which
-the clock stands still until the server lets it go on, launches so far."""
 REAL, SLEEP, SELECT = time.monotonic, time.sleep, select.select
 
 

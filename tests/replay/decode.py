@@ -7,12 +7,11 @@ while the machine is too busy for us, or for a client that has not yet replaced 
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from tests.fakes.standin import Stream
 from tests.replay.clock import REAL, Clock
 from tests.replay.table import at
 
@@ -23,62 +22,43 @@ PATIENCE_S = 0.5  # real seconds that a client may take to replace a streamed re
 HASTE = 0.3  # share of a step's time that passes at least
 
 
-@dataclasses.dataclass
-class Request:
-    """One completion: `emit(request)` is called whenever it has got tokens, the last time when `done`."""
-
-    prompt_tokens: int
-    wanted: int
-    begins: float
-    emit: Callable[[Request], None]
-    tokens: int = 0
-    steps: int = 0
-    gone: bool = False
-    replaced: bool = False  # whether another one is expected from its client when it is done
-
-    @property
-    def done(self) -> bool:
-        return self.tokens >= self.wanted
-
-
 class Engine:
-    """`rates` are tokens per second by concurrency, `accept_length` the mean of a verification."""
+    """`rates` are tokens per second by concurrency, `accept_length` the mean of a verification.
 
-    def __init__(self, clock: Clock, rates: Mapping[int, float], accept_length: float, seed: str) -> None:
-        self.clock, self.rates, self.accept_length = clock, rates, accept_length
+    `give(request, tokens)` is called whenever a request has got tokens.
+    """
+
+    def __init__(self, clock: Clock, rates: Mapping[int, float], accept_length: float, seed: str,
+                 give: Callable[[Stream, int], None]) -> None:
+        self.clock, self.rates, self.accept_length, self.give = clock, rates, accept_length, give
         self.random = random.Random(seed)
-        self.requests: list[Request] = []
+        self.requests: list[Stream] = []
         self.noise = 1.0
         self.total_tokens = self.total_steps = 0
         self._awaited: list[float] = []  # when requests were done that their clients have not replaced (real time)
-        self._woken = asyncio.Event()
 
     @property
     def running(self) -> int:
-        return sum(not r.gone for r in self.requests)
+        return sum(r.running for r in self.requests)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Stream) -> None:
         self.requests.append(request)
         self._awaited[:1] = []
-        self._woken.set()
 
-    def abort(self, request: Request) -> None:
+    def abort(self) -> None:
         """A client went away, as all do at the end of a load."""
-        request.gone = True
         self._awaited.clear()
-        self._woken.set()
 
-    async def run(self) -> None:
-        """Generate until cancelled."""
+    def run(self) -> Iterator[float]:
+        """Generate for ever; yields the real seconds until it must go on (inf: until there is a request)."""
         credit, last, stepped = 0.0, self.clock.now(), 0.0
         draft = self._draft(1)
         while True:
-            self.requests = [r for r in self.requests if not r.gone]
+            self.requests = [r for r in self.requests if r.running]
             self._awaited = [t for t in self._awaited if REAL() - t < PATIENCE_S]
             if not self.requests and not self._awaited:
                 self.clock.allow(math.inf)
-                self._woken.clear()
-                await self._woken.wait()
+                yield math.inf
                 credit, last, stepped = 0.0, self.clock.now(), 0.0
                 continue
             now = self.clock.now()
@@ -88,16 +68,16 @@ class Engine:
             for request in [r for r in self.requests if not r.tokens and r.begins <= now]:
                 credit -= 1
                 self._give(request, 1)
-            decoding = [r for r in self.requests if r.tokens and not r.done]
+            decoding = [r for r in self.requests if r.tokens and r.running]
             if not decoding:
-                await self._pass(min(SLICE_S, self._next_prefill(now)))
+                yield self._pass(min(SLICE_S, self._next_prefill(now)))
                 continue
             if len(draft) != len(decoding):
                 draft = self._draft(len(decoding))
             need = sum(draft)
             due = max((need - credit) / rate, stepped + HASTE * need / rate - now)
             if due > 0:
-                await self._pass(min(due, self._next_prefill(now), SLICE_S))
+                yield self._pass(min(due, self._next_prefill(now), SLICE_S))
                 continue
             credit, stepped = credit - need, now
             for request, accepted in zip(decoding, draft, strict=True):
@@ -107,16 +87,13 @@ class Engine:
                 credit += max(0, surplus)
                 self._give(request, accepted - max(0, surplus))
             draft = self._draft(len(decoding))
-            await asyncio.sleep(0)
+            yield 0.0
 
-    def _give(self, request: Request, tokens: int) -> None:
-        request.tokens += tokens
+    def _give(self, request: Stream, tokens: int) -> None:
         self.total_tokens += tokens
-        request.emit(request)
-        if request.done:
-            request.gone = True
-            if request.replaced:
-                self._awaited.append(REAL())
+        self.give(request, tokens)
+        if request.tokens >= request.wanted and request.stream:
+            self._awaited.append(REAL())
 
     def _draft(self, count: int) -> list[int]:
         """Accepted tokens, the bonus token included, of one verification of `count` requests."""
@@ -127,8 +104,8 @@ class Engine:
         waiting = [r.begins - now for r in self.requests if not r.tokens]
         return max(0.0005, min(waiting, default=1.0))
 
-    async def _pass(self, told_s: float) -> None:
-        """Let that much told time pass, and hardly more; none while a client owes a request."""
+    def _pass(self, told_s: float) -> float:
+        """Let that much told time pass, and hardly more; none while a client owes a request. Returns real seconds."""
         if not self._awaited:
             self.clock.allow(told_s + SLACK_S)
-        await asyncio.sleep(told_s / self.clock.pace)
+        return told_s / self.clock.pace

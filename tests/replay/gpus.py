@@ -13,8 +13,8 @@ from typing import Any
 
 from tests.replay.clock import Clock
 
+# GPUs of one server differ; the mean is 1.
 SPREAD = (1.012, 0.991, 1.004, 0.986, 1.009, 0.997, 1.013, 0.988)
-"""GPUs of one server differ; the mean is 1."""
 
 
 class Gpus:

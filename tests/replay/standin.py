@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import os
@@ -17,6 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from tests.fakes import standin as fakes
 from tests.replay import arguments, logs
 from tests.replay.clock import VARIABLE, Clock
 from tests.replay.decode import Engine
@@ -27,6 +27,7 @@ GLANCE_S = 0.06  # real seconds that every stage lasts, so that whoever reads th
 ADJUST_S = 0.2
 CHANGED = 0.004  # share by which power must change to be written
 REPORT_S = 5.0
+CHARACTERS = "4.4"  # of a token, as far as prompts are counted
 REPLAYED_S = 8.0  # about how long a measurement takes that really runs, in told seconds
 
 
@@ -48,11 +49,9 @@ class Standin:
         self.names = arguments.ranks(self.args)
         self.ranks: list[int] = []
         self.watts = self.table.curve("watts", self.config)
-        accept = spec["accept_length"].get(self.config["tree_budget"], 3.0)
-        self.engine = Engine(clock, self.table.curve("tokens_per_s", self.config), accept, f"engine {self.launch}")
+        self.rates = self.table.curve("tokens_per_s", self.config)
+        self.accept_length = spec["accept_length"].get(self.config["tree_budget"], 3.0)
         self.luck = random.Random(f"luck {self.launch}")
-        self.power_noise = 1.0
-        self.ready, self.measured = False, True  # measured: since luck was drawn last
 
     # The log and the clock
 
@@ -166,46 +165,107 @@ class Standin:
         self.clock.allow(math.inf)
         self.gpus.idle()
 
-    # Serving
 
-    async def serve(self) -> None:
-        """Open the port, warm up, then answer until the end."""
-        from tests.replay.protocol import Connection
+class Serving(fakes.Server):
+    """The server of a stand-in: its port is open, its requests are answered at the table's speed."""
 
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connection(self), self.args.host, self.args.port, backlog=1024)
-        self.say(f"INFO:     Started server process [{os.getpid()}]")
-        self.say("INFO:     Application startup complete.")
-        self.say(f"INFO:     Uvicorn running on http://{self.args.host}:{self.args.port} (Press CTRL+C to quit)")
-        await asyncio.sleep(GLANCE_S)
-        self.pass_to(self.table.spec["reaches_s"]["ready"])
-        self.ready = True
-        self.say("The server is fired up and ready to roll!")
-        async with server:
-            await asyncio.gather(self.engine.run(), self.follow())
+    def __init__(self, standin: Standin) -> None:
+        args = standin.args
+        super().__init__(fakes.arguments(["--host", args.host, "--port", str(args.port), "--chars", CHARACTERS,
+                                          "--speculative"]))
+        self.standin, self.clock, self.table = standin, standin.clock, standin.table
+        self.engine = Engine(self.clock, standin.rates, standin.accept_length, f"engine {standin.launch}", self.give_to)
+        self.generating = self.engine.run()
+        self.idle = False
+        self.power_noise, self.drawn_w = 1.0, 0.0
+        self.reported = self.clock.now(), 0  # when, and the tokens until then
+        self.warm, self.measured = False, True  # measured: since luck was drawn last
+        say = standin.say
+        say(f"INFO:     Started server process [{os.getpid()}]")
+        say("INFO:     Application startup complete.")
+        say(f"INFO:     Uvicorn running on http://{args.host}:{args.port} (Press CTRL+C to quit)")
+        self.at(time.monotonic() + GLANCE_S, self.warmed_up)
 
-    async def follow(self) -> None:
-        """Keep the GPUs' power in step with the load, report it in the log, and meet the faults of serving."""
+    def warmed_up(self) -> None:
+        self.standin.pass_to(self.table.spec["reaches_s"]["ready"])
+        self.warm = True
+        self.standin.say("The server is fired up and ready to roll!")
+        self.generate()
+        self.follow()
+
+    def generate(self) -> None:
+        """Let the engine go on, now and whenever it has to."""
+        wait_s = next(self.generating)
+        self.idle = wait_s == math.inf
+        if not self.idle:
+            self.at(time.monotonic() + wait_s, self.generate)
+
+    def begin(self, c: fakes.Connection, s: fakes.Stream) -> None:
+        """Give a request to the engine, which answers when its prompt has been read."""
+        if s.stream:
+            self.measured = True
+            self.open(c, s)
+        elif s.wanted == 1:
+            self.new_load()
+        c.stream = s
         spec = self.table.spec
-        held = spec["gpus"]["held_w"] * spec["gpus"]["count"]
-        drawn, told, tokens = 0.0, self.clock.now(), 0
-        while True:
-            running = self.engine.running
-            rule = self.table.crash(self.config, running)
-            if rule is not None and rule["stage"] == "serving":
-                self.strike()
-                await asyncio.sleep(30)
-            watts = at(self.watts, running) * self.power_noise if running else held
-            if abs(watts - drawn) > CHANGED * watts:
-                self.gpus.set(watts)
-                drawn = watts
-            now = self.clock.now()
-            if running and now - told >= REPORT_S:
-                rate = (self.engine.total_tokens - tokens) / (now - told)
-                self.say(f"Decode batch, #running-req: {running}, accept len: {self.engine.accept_length:.2f}, "
-                         f"cuda graph: True, gen throughput (token/s): {rate:.2f}, #queue-req: 0", self.names[0])
-                told, tokens = now, self.engine.total_tokens
-            await asyncio.sleep(ADJUST_S / self.clock.pace)
+        s.begins = self.clock.now() + spec["ttft_s"] + s.prompt_tokens / spec["prefill_tokens_per_s"]
+        self.engine.add(s)
+        if self.idle:
+            self.idle = False
+            self.at(time.monotonic(), self.generate)
+
+    def give_to(self, s: fakes.Stream, tokens: int) -> None:
+        c = s.connection
+        if s.stream:
+            self.give(c, s, tokens)
+            return
+        s.tokens += tokens
+        if s.tokens >= s.wanted:
+            c.stream = None
+            self.whole(c, s)
+
+    def drop(self, c: fakes.Connection) -> None:
+        if c.stream is not None:
+            self.engine.abort()
+        super().drop(c)
+
+    def get(self, c: fakes.Connection, path: str) -> None:
+        args, engine = self.standin.args, self.engine
+        if path == "/metrics":
+            label = f'{{model_name="{args.model_path}"}}'
+            text = "".join(f"sglang:{name}{label} {value}\n" for name, value in (
+                ("generation_tokens_total", engine.total_tokens), ("spec_verify_calls_total", engine.total_steps),
+                ("num_running_reqs", engine.running), ("num_queue_reqs", 0), ("num_retracted_reqs", 0)))
+            self.send(c, fakes.answer(200, "text/plain", text.encode()))
+        elif path == "/server_info":
+            self.plain(c, 200, {**vars(args), "version": "0.5.23+replay", "status": "ready"})
+        elif path == "/v1/models":
+            self.plain(c, 200, {"object": "list", "data": [{"id": args.model_path, "object": "model"}]})
+        elif path == "/health_generate":
+            self.plain(c, 200 if self.warm else 503, {})
+        else:
+            super().get(c, path)
+
+    def follow(self) -> None:
+        """Keep the GPUs' power in step with the load, report it in the log, and meet the faults of serving."""
+        spec, standin = self.table.spec["gpus"], self.standin
+        running = self.engine.running
+        rule = self.table.crash(standin.config, running)
+        if rule is not None and rule["stage"] == "serving":
+            standin.strike()
+            return
+        watts = at(standin.watts, running) * self.power_noise if running else spec["held_w"] * spec["count"]
+        if abs(watts - self.drawn_w) > CHANGED * watts:
+            standin.gpus.set(watts)
+            self.drawn_w = watts
+        now, (told, tokens) = self.clock.now(), self.reported
+        if running and now - told >= REPORT_S:
+            rate = (self.engine.total_tokens - tokens) / (now - told)
+            standin.say(f"Decode batch, #running-req: {running}, accept len: {self.engine.accept_length:.2f}, "
+                        f"cuda graph: True, gen throughput (token/s): {rate:.2f}, #queue-req: 0", standin.names[0])
+            self.reported = now, self.engine.total_tokens
+        self.at(time.monotonic() + ADJUST_S / self.clock.pace, self.follow)
 
     def new_load(self) -> None:
         """A load begins with a request for one token: its luck is drawn, and what a window of the table's length would
@@ -213,13 +273,13 @@ class Standin:
         if not self.measured:
             return
         self.measured = False
-        spread = self.table.spec["noise_cv"]
-        self.engine.noise = 1 + self.luck.gauss(0, spread)
-        self.power_noise = 1 + self.luck.gauss(0, spread / 2)
+        spread, luck = self.table.spec["noise_cv"], self.standin.luck
+        self.engine.noise = 1 + luck.gauss(0, spread)
+        self.power_noise = 1 + luck.gauss(0, spread / 2)
         self.clock.put_forward(max(0.0, self.table.spec["measure_s"] - REPLAYED_S))
 
 
 def main() -> None:
     server = Standin(sys.argv[1:])
     server.start()
-    asyncio.run(server.serve())
+    Serving(server).run()

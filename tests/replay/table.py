@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+import yaml
 
 from autotune.records import Config
 
@@ -20,10 +22,8 @@ class Table:
     spec: Mapping[str, Any]
 
     @classmethod
-    def load(cls, path: pathlib.Path = FILE) -> Table:
-        import yaml
-
-        return cls(yaml.safe_load(path.read_text(encoding="utf-8")))
+    def load(cls) -> Table:
+        return cls(yaml.safe_load(FILE.read_text()))
 
     def curve(self, figure: str, server: Config) -> dict[int, float]:
         """`tokens_per_s` or `watts` of a server at every concurrency of the table."""
@@ -39,8 +39,8 @@ class Table:
     def crash(self, server: Config, concurrency: int = 0) -> Mapping[str, Any] | None:
         """The first crash rule that a server meets at its start, or under `concurrency` requests."""
         for rule in self.spec["crashes"]:
-            least = rule["when"].get("concurrency", 0)
-            if matches({k: v for k, v in rule["when"].items() if k != "concurrency"}, server) and least <= concurrency:
+            when = {"concurrency": 0, **rule["when"]}
+            if when.pop("concurrency") <= concurrency and matches(when, server):
                 found: Mapping[str, Any] = rule
                 return found
         return None
@@ -52,13 +52,6 @@ def matches(when: Mapping[str, Any], config: Config) -> bool:
 
 
 def at(curve: Mapping[int, float], concurrency: int) -> float:
-    """A figure between the levels of a curve, on straight lines over the logarithm of the concurrency."""
+    """A figure between the levels of a curve, on straight lines over the logarithms of both."""
     levels = sorted(curve)
-    if concurrency <= levels[0]:
-        return curve[levels[0]]
-    if concurrency >= levels[-1]:
-        return curve[levels[-1]]
-    above = next(level for level in levels if level >= concurrency)
-    below = levels[levels.index(above) - 1]
-    share = math.log(concurrency / below) / math.log(above / below)
-    return curve[below] * math.pow(curve[above] / curve[below], share)
+    return float(np.exp(np.interp(np.log(max(1, concurrency)), np.log(levels), np.log([curve[n] for n in levels]))))

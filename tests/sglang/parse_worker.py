@@ -1,9 +1,10 @@
-"""Runs inside an environment that has SGLang: parses and resolves command lines with SGLang's own code, no GPU needed.
+"""Runs inside an environment that has SGLang or vLLM: parses command lines with the engine's own code, no GPU needed.
 
-    python parse_worker.py JOBS.json RESULTS.json
+    python parse_worker.py sglang|vllm JOBS.json RESULTS.json
 
 JOBS is a list of {"argv": [...], "env": {...}} (argv without the interpreter and module). Each result says how far it
-came: parse (argparse refused), resolve (SGLang's own checks refused) or done, with the error and the resolved values.
+came: parse (argparse refused), resolve (SGLang's own checks refused) or done, with the error and, of SGLang, the
+resolved values. vLLM's command lines are only parsed.
 """
 
 import argparse
@@ -24,9 +25,13 @@ VALUES = ("attention_backend", "page_size", "max_running_requests", "speculative
           "cuda_graph_config")
 
 
-def main(jobs_file: str, results_file: str) -> None:
-    parser = argparse.ArgumentParser()
-    importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
+def main(engine: str, jobs_file: str, results_file: str) -> None:
+    if engine == "vllm":
+        kind = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
+        parser = importlib.import_module("vllm.entrypoints.launchers.cli_args").make_arg_parser(kind())
+    else:
+        parser = argparse.ArgumentParser()
+        importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
     with open(jobs_file) as file:
         jobs = json.load(file)
     outside = dict(os.environ)
@@ -34,20 +39,23 @@ def main(jobs_file: str, results_file: str) -> None:
     for job in jobs:
         os.environ.clear()
         os.environ.update({**outside, **job["env"]})
-        results.append(attempt(job["argv"]))
+        results.append(attempt(parser if engine == "vllm" else None, job["argv"]))
     with open(results_file, "w") as file:
-        json.dump({"options": sorted(parser._option_string_actions), "results": results, "choices": {
-            option: sorted(map(str, action.choices))
-            for option, action in parser._option_string_actions.items() if action.choices}}, file)
+        json.dump({"results": results, "options": {
+            option: sorted(map(str, action.choices or ())) for option, action in parser._option_string_actions.items()
+            if option.startswith("--")}}, file)
 
 
-def attempt(argv: list[str]) -> dict[str, Any]:
-    prepare_server_args = importlib.import_module("sglang.srt.server_args").prepare_server_args
+def attempt(parser: argparse.ArgumentParser | None, argv: list[str]) -> dict[str, Any]:
+    """Parse with `parser`, or parse and resolve as SGLang does."""
     said = io.StringIO()
     reached = "parse"
     try:
         with contextlib.redirect_stderr(said):
-            args = prepare_server_args(list(argv))
+            if parser is not None:
+                parser.parse_args(argv)
+                return {"reached": "done", "error": ""}
+            args = importlib.import_module("sglang.srt.server_args").prepare_server_args(list(argv))
             reached = "resolve"
             if hasattr(args, "resolve_once"):
                 args.resolve_once()
@@ -56,8 +64,8 @@ def attempt(argv: list[str]) -> dict[str, Any]:
         return {"reached": reached, "error": said.getvalue().strip().splitlines()[-1]}
     except Exception as error:
         # 0.5.16 resolves while it constructs the arguments: argparse was satisfied then
-        return {"reached": "resolve", "error": f"{type(error).__name__}: {error}"}
-    return {"reached": "done", "error": None, "values": values(args), "environment": environment(args)}
+        return {"reached": "resolve" if parser is None else "parse", "error": f"{type(error).__name__}: {error}"}
+    return {"reached": "done", "error": "", "values": values(args), "environment": environment(args)}
 
 
 def values(args: Any) -> dict[str, Any]:
@@ -86,4 +94,4 @@ def environment(args: Any) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

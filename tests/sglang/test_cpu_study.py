@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import pathlib
-import subprocess
-import sys
 
-import optuna
 import pytest
 
-from autotune.config.compose import data_folder
-from tests.envs import ensure
-from tests.storage.flat import flat
+from tests.sglang.support import HERE, Tuned, environment
 
-HERE = pathlib.Path(__file__).parent
-LIMIT_S = 900  # six minutes on a quiet machine of two cores
-
+# six minutes on a quiet machine of two cores
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 # Nine servers out of the space, six of which really break, under one load level: a tuner that learned nothing would buy
@@ -33,32 +24,17 @@ STUDY = (
 
 
 def test_a_study_on_a_real_server_learns_from_its_crashes(tmp_path: pathlib.Path) -> None:
-    python = ensure("sglang-0.5.23")
-    root = data_folder("conf").parent
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    subprocess.run([sys.executable, "-m", "autotune.engine.random_model", str(tmp_path / "moe"), "--shape", "moe-tiny"],
-                   check=True, env=environment, cwd=tmp_path)
-    command = [sys.executable, "-m", "autotune", "tune", "+space=sglang_cpu", f"outputs={tmp_path}", "device=cpu",
-               f"space.model.target={tmp_path / 'moe'}", f"engine.python={python}",
-               f"+engine.env.PYTHONPATH={HERE / 'standin'}", *STUDY]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stdout[-4000:]
-    folder = tmp_path / "sglang_cpu"
-    (name,) = optuna.get_all_study_names(f"sqlite:///{folder / 'study.db'}")
-    study = optuna.load_study(study_name=name, storage=f"sqlite:///{folder / 'study.db'}")
-    complete = [t for t in study.trials if t.state is optuna.trial.TrialState.COMPLETE]
-    crashed = [t for t in study.trials if t.state is optuna.trial.TrialState.PRUNED]
-    assert complete and all(t.user_attrs["tokens_per_s"] > 0 for t in complete)
-    assert {t.params["parallel"] for t in complete} == {"tp1_bound"}
-    experts = [flat(t.user_attrs) for t in crashed if t.params["parallel"] == "ep2_bound"]
-    unbound = [flat(t.user_attrs) for t in crashed if t.params["parallel"] == "tp2"]
-    assert experts and unbound and len(experts) + len(unbound) == len(crashed)
-    for attrs in experts:
-        assert attrs["crash_stage"] == "warmup" and "index -1 is out of bounds" in attrs["crash_excerpt"]
-    for attrs in unbound:
-        assert "SGLANG_CPU_OMP_THREADS_BIND" in attrs["crash_excerpt"]
-    assert len({attrs["crash_signature"] for attrs in experts}) == 1
-    launched = [json.loads(file.read_text())["argv"] for file in folder.glob("launches/*/command.json")]
-    assert 1 <= sum("--ep-size" in argv for argv in launched) <= 2
-    assert (folder / "report.html").exists() and (folder / "launch.sh").exists()
+    tuned = Tuned.of(tmp_path, "sglang_cpu", (
+        f"outputs={tmp_path}", "device=cpu", f"space.model.target={tmp_path / 'moe'}",
+        f"engine.python={environment('sglang', '0.5.23')}", f"+engine.env.PYTHONPATH={HERE / 'standin'}", *STUDY))
+    assert {t["parallel"] for t in tuned.complete} == {"tp1_bound"}
+    experts = [t for t in tuned.crashed if t["parallel"] == "ep2_bound"]
+    unbound = [t for t in tuned.crashed if t["parallel"] == "tp2"]
+    assert experts and unbound and len(experts) + len(unbound) == len(tuned.crashed)
+    for crash in experts:
+        assert crash["crash_stage"] == "warmup" and "index -1 is out of bounds" in crash["crash_excerpt"]
+    for crash in unbound:
+        assert "SGLANG_CPU_OMP_THREADS_BIND" in crash["crash_excerpt"]
+    assert len({crash["crash_signature"] for crash in experts}) == 1
+    assert 1 <= sum("--ep-size" in argv for argv in tuned.launched) <= 2
+    assert (tuned.folder / "report.html").exists() and (tuned.folder / "launch.sh").exists()

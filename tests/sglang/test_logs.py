@@ -1,33 +1,50 @@
-"""Logs that a real SGLang 0.5.23 left on a CPU (long lines cut at 500 characters, paths replaced): what they tell."""
+"""Logs that a real SGLang 0.5.23 and vLLM 0.32.0 left on a CPU (lines cut, paths replaced): what they tell."""
 
 import pathlib
+import re
+
+import pytest
 
 from autotune.crash.classify import classify
 from autotune.engine.stages import StageReader
 from autotune.records import Blame, Stage
 from tests.sglang.support import settings
 
-LOGS = pathlib.Path(__file__).parent / "logs"
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+SPACES = {"sglang": "sglang_cpu", "vllm": "vllm_cpu_moe"}
 
 
-def reached(name: str) -> Stage:
-    return StageReader(LOGS / name, settings("sglang_cpu").engine.stages).update()
+def reached(engine: str, name: str) -> Stage:
+    return StageReader(TESTS / engine / "logs" / name, settings(SPACES[engine]).engine.stages).update()
 
 
-def test_stages_are_read_from_the_log() -> None:
-    assert reached("served.log") is Stage.SERVING
-    assert reached("ep2_bound.log") is Stage.WARMUP
-    assert reached("tp2.log") is Stage.NCCL_INIT
+@pytest.mark.parametrize("engine", SPACES)
+def test_the_log_of_a_server_that_served_shows_its_stages(engine: str) -> None:
+    assert reached(engine, "served.log") is Stage.SERVING
+    log = (TESTS / engine / "logs" / "served.log").read_text()
+    unseen = [mark.stage for mark in settings(SPACES[engine]).engine.stages if not re.search(mark.log, log)]
+    assert unseen == [Stage.GRAPH_CAPTURE]  # there are no CUDA graphs on a CPU
 
 
-def test_broken_expert_parallelism_is_told_by_its_own_error_and_not_by_the_kill_that_follows() -> None:
-    crash = classify(LOGS / "ep2_bound.log", stage=reached("ep2_bound.log"), exit_status=-9, after_s=36.0)
-    assert crash.stage is Stage.WARMUP
-    assert "index -1 is out of bounds for dimension 1 with size 8" in crash.excerpt
-    assert crash.category not in ("host_oom_killed", "watchdog_hang") and crash.blame is not Blame.TRANSIENT
-
-
-def test_ranks_without_cores_are_told_by_the_assertion() -> None:
-    crash = classify(LOGS / "tp2.log", stage=reached("tp2.log"), exit_status=-9, after_s=10.0)
-    assert "SGLANG_CPU_OMP_THREADS_BIND is not set" in crash.excerpt
-    assert crash.blame is not Blame.TRANSIENT
+# (log, exit status, category, stage, blame, words of its excerpt)
+@pytest.mark.parametrize(("engine", "name", "status", "category", "stage", "blame", "words"), [
+    # by its own error, and not by the kill that follows
+    ("sglang", "ep2_bound.log", -9, "parallel_layout_invalid", Stage.WARMUP, Blame.CONFIG,
+     "index -1 is out of bounds for dimension 1 with size 8"),
+    ("sglang", "tp2.log", -9, "cpu_thread_binding", Stage.NCCL_INIT, Blame.ENVIRONMENT,
+     "SGLANG_CPU_OMP_THREADS_BIND is not set"),
+    # by the worker, and not by the processes that follow it
+    ("vllm", "block16.log", 1, "kv_layout_invalid", Stage.KV_ALLOC, Blame.CONFIG, "No common block size for 16"),
+    # by the segmentation fault, and not by the status 500 that follows
+    ("vllm", "tp2_ep.log", 0, "segfault", Stage.SERVING, Blame.UNKNOWN, "cpu_fused_moe"),
+    # a collective that a CPU has not: by the layout, and not by the experts around it
+    ("vllm", "dp2.log", 0, "parallel_layout_invalid", Stage.SERVING, Blame.CONFIG, "all_gatherv"),
+])
+def test_a_crash_is_told_by_its_cause(engine: str, name: str, status: int, category: str, stage: Stage, blame: Blame,
+                                      words: str) -> None:
+    detail = "POST /v1/completions: HTTP 500: 'EngineCore encountered an issue.'" if name == "tp2_ep.log" else ""
+    crash = classify(TESTS / engine / "logs" / name, stage=reached(engine, name), exit_status=status, after_s=36.0,
+                     detail=detail)
+    assert (crash.category, crash.stage, crash.blame) == (category, stage, blame)
+    assert words in crash.excerpt
+    assert name != "dp2.log" or "collective operation" in crash.explanation

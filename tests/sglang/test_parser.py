@@ -6,13 +6,9 @@ in NEEDS_A_GPU and in docs/engines.md.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
-import os
 import pathlib
 import re
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -20,19 +16,20 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.engine.command import build, needed
-from autotune.engine.host import lacking
+from autotune.engine.command import Command, build
 from autotune.engine.random_model import write_draft, write_model
-from autotune.engine.spec import matches
 from autotune.records import Value
-from tests.envs import ensure
 from tests.sglang.support import (
     VARIANTS,
     VERSIONS,
+    Job,
+    Outcome,
     arguments,
+    assert_flags_found,
     forbidden,
     fork_flags,
     pairwise,
+    parse,
     reasons,
     ruled,
     settings,
@@ -55,17 +52,6 @@ NEEDS_A_GPU = re.compile(r"only supported on Blackwell|requires Hopper|Please us
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How far a command line came in SGLang: parse, resolve or done; with what was resolved, or the error."""
-
-    line: str
-    reached: str
-    error: str
-    values: Mapping[str, Any]
-    nccl: Mapping[str, str]
-
-
 @functools.cache
 def models() -> dict[str, str]:
     folder = pathlib.Path(tempfile.mkdtemp(prefix="autotune-models-"))
@@ -80,37 +66,26 @@ TARGETS = {"b300": ("mla-moe-tiny", "dense-tiny-draft"), "h200": ("dense-8b", "d
            "sglang_cpu": ("moe-tiny", "dense-tiny-draft")}
 
 
-def overrides(space: str) -> tuple[str, ...]:
-    target, draft = TARGETS[space]
-    return (f"space.model.target={models()[target]}", f"+space.model.draft={models()[draft]}"
-            if space == "sglang_cpu" else f"space.model.draft={models()[draft]}")
+def job(command: Command, *extra: str) -> Job:
+    """Arguments with the models of this machine, and the environment."""
+    places = {"T": models()["moe-tiny"], "D": models()["dense-tiny-draft"]}
+    return [*(places.get(argument, argument) for argument in arguments(command)), *extra], dict(command.env)
 
 
-def space_jobs(name: str, version: str) -> list[tuple[list[str], dict[str, str]]]:
-    loaded = settings(name, *overrides(name))
+def space_jobs(name: str, version: str) -> list[Job]:
+    target, draft = (models()[model] for model in TARGETS[name])
+    loaded = settings(name, f"space.model.target={target}", f"++space.model.draft={draft}")
     space = ruled(loaded, version)
-    jobs = []
-    for server in pairwise(space):
-        command = build(loaded.engine, space, server, port=30000, version=version)
-        jobs.append((arguments(command), dict(command.env)))
-    return jobs
+    return [job(build(loaded.engine, space, server, port=30000, version=version)) for server in pairwise(space)]
 
 
-def parameter_jobs(version: str) -> list[tuple[list[str], dict[str, str]]]:
+def parameter_jobs(version: str) -> list[Job]:
     """Every parameter that conf/engine/sglang.yaml knows, one at a time, in a value that is right for it."""
     engine = settings("h200").engine
-    jobs = []
-    for name, spec in engine.params.items():
-        typed: dict[str, Value] = {"true": True, "false": False}
-        for value in [typed.get(c, c) for c in spec.choices] or [DATA["values"][name]]:
-            _, command = small(engine, version, **{**DATA["beside"].get(name, {}), name: value})
-            jobs.append((located(arguments(command)), dict(command.env)))
-    return jobs
-
-
-def located(argv: list[str]) -> list[str]:
-    places = {"T": models()["moe-tiny"], "D": models()["dense-tiny-draft"]}
-    return [places.get(argument, argument) for argument in argv]
+    typed: dict[str, Value] = {"true": True, "false": False}
+    return [job(small(engine, version, **{**DATA["beside"].get(name, {}), name: value})[1])
+            for name, spec in engine.params.items()
+            for value in [typed.get(c, c) for c in spec.choices] or [DATA["values"][name]]]
 
 
 def pairs_of(version: str) -> dict[str, tuple[dict[str, Value], dict[str, Value]]]:
@@ -118,13 +93,12 @@ def pairs_of(version: str) -> dict[str, tuple[dict[str, Value], dict[str, Value]
     return {**DATA["pairs"]["both"], **DATA["pairs"][version]}
 
 
-def traps(version: str) -> dict[str, tuple[list[str], dict[str, str]]]:
+def traps(version: str) -> dict[str, Job]:
     """Command lines that show what SGLang does with the combinations that our rules and defaults are about."""
     engine = settings("h200").engine
 
-    def line(*extra: str, **choices: Value) -> tuple[list[str], dict[str, str]]:
-        _, command = small(engine, version, **{"dtype": "auto", **choices})
-        return [*located(arguments(command)), *extra], dict(command.env)
+    def line(*extra: str, **choices: Value) -> Job:
+        return job(small(engine, version, **{"dtype": "auto", **choices})[1], *extra)
 
     plain, env = line()
     dflash, dflash_env = line(speculation="dflash")
@@ -148,29 +122,18 @@ def parsed(version: str) -> tuple[dict[str, Outcome], dict[str, list[Outcome]], 
 
     An option that takes any value has no choices.
     """
-    groups: dict[str, list[tuple[list[str], dict[str, str]]]] = {name: space_jobs(name, version) for name in SPACES}
+    groups = {name: space_jobs(name, version) for name in SPACES}
     groups["parameters"] = parameter_jobs(version)
     named = traps(version)
     groups["traps"] = list(named.values())
     jobs = []
     for argv, env in (job for group in groups.values() for job in group):
         kept, _ = fork_flags(argv, set(argv) - FORK_FLAGS)
-        jobs.append({"argv": ["DFLASH" if a == "DDTREE" else a for a in kept], "env": env})
-    python = ensure(f"sglang-{version}")
-    with tempfile.TemporaryDirectory() as folder:
-        given, told = pathlib.Path(folder, "jobs.json"), pathlib.Path(folder, "results.json")
-        given.write_text(json.dumps(jobs))
-        done = subprocess.run([str(python), str(HERE / "parse_worker.py"), str(given), str(told)], text=True,
-                              env={**os.environ, "PYTHONPATH": str(HERE / "standin")}, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, timeout=900)
-        assert done.returncode == 0, done.stdout[-3000:]
-        answer = json.loads(told.read_text())
-    outcomes = [Outcome(" ".join(job["argv"]), r["reached"], r["error"] or "", r.get("values", {}),
-                        r.get("environment", {})) for job, r in zip(jobs, answer["results"], strict=True)]
+        jobs.append((["DFLASH" if a == "DDTREE" else a for a in kept], env))
+    outcomes, options = parse("sglang", version, jobs)
     split: dict[str, list[Outcome]] = {}
     for name, group in groups.items():
         split[name], outcomes = outcomes[:len(group)], outcomes[len(group):]
-    options = {option: frozenset(answer["choices"].get(option, ())) for option in answer["options"]}
     return dict(zip(named, split.pop("traps"), strict=True)), split, options
 
 
@@ -190,13 +153,9 @@ def test_every_command_line_parses_and_resolves(name: str, version: str) -> None
 
 
 def test_every_flag_is_spelled_in_full_in_both_releases(version: str) -> None:
-    options = parsed(version)[2]
-    for name in SPACES:
-        for argv, _ in space_jobs(name, version):
-            short = [a for a in argv if a.startswith("--") and a not in options and a not in FORK_FLAGS]
-            assert not short, short
-    for argv, _ in parameter_jobs(version):
-        assert not [a for a in argv if a.startswith("--") and a not in options], argv
+    _, groups, options = parsed(version)
+    words = {word for outcomes in groups.values() for o in outcomes for word in o.line.split()}
+    assert {word for word in words if word.startswith("--")} <= set(options)
 
 
 def test_flags_of_the_variants_are_the_forks_own(version: str) -> None:
@@ -212,18 +171,10 @@ def test_flags_of_the_variants_are_the_forks_own(version: str) -> None:
         assert all("tree" in flag for flag in unknown), unknown
 
 
-def test_what_a_release_has_is_found_in_its_source_and_what_it_lacks_is_not(version: str) -> None:
-    """As `check` looks it up, without importing SGLang: no flag of ours may be said to be missing by mistake."""
-    options = set(parsed(version)[2])
-    for name in ("h200", "b300"):
-        engine = settings(name, f"engine.python={ensure(f'sglang-{version}')}").engine
-        actions = [a for p in engine.params.values() for found in (p.any_value, *p.choices.values()) for a in found]
-        wanted = [word for action in (*engine.args, *actions) if matches(action.versions, version)
-                  for word in needed(action, engine.vars)]
-        assert len(wanted) > 50
-        assert set(lacking(engine, wanted)) == {w for w in wanted if w.startswith("--")} - options | (
-            {"DDTREE"} if name == "b300" else set())
-        assert lacking(engine, sorted(o for o in options if o.startswith("--") and o != "--help")) == ()
+@pytest.mark.parametrize(("space", "unknown"), [("h200", set()), ("b300", {"DDTREE"})])
+def test_what_a_release_has_is_found_in_its_source_and_what_it_lacks_is_not(space: str, unknown: set[str],
+                                                                            version: str) -> None:
+    assert_flags_found(space, "sglang", version, set(parsed(version)[2]), unknown)
 
 
 def test_choices_of_the_other_release_only_are_refused_and_those_of_both_are_not(version: str) -> None:

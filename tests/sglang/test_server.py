@@ -14,14 +14,11 @@ import pytest
 
 from autotune.config.settings import Settings
 from autotune.crash.classify import classify
-from autotune.engine.command import build
 from autotune.engine.random_model import write_model
-from autotune.engine.server import Failure, Server, free_port
+from autotune.engine.server import Failure, Server
 from autotune.records import Crash, Stage, Value
-from tests.envs import ensure
-from tests.sglang.support import settings
+from tests.sglang.support import HERE, environment, metrics, real_server, settings
 
-HERE = pathlib.Path(__file__).parent
 VERSION = "0.5.23"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -31,15 +28,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     model = tmp_path_factory.mktemp("model")
     write_model(model, "moe-tiny")
-    return settings("sglang_cpu", f"engine.python={ensure(f'sglang-{VERSION}')}", f"space.model.target={model}",
+    return settings("sglang_cpu", f"engine.python={environment('sglang', VERSION)}", f"space.model.target={model}",
                     f"+engine.env.PYTHONPATH={HERE / 'standin'}")
 
 
 def server(loaded: Settings, folder: pathlib.Path, **choices: Value) -> Server:
-    config = {**loaded.space.split(loaded.space.baseline)[0], **choices}
-    port = free_port()
-    return Server(build(loaded.engine, loaded.space, config, port=port, version=VERSION), loaded.engine, folder,
-                  loaded.server, port)
+    return real_server(loaded, folder, VERSION, **choices)
 
 
 def crash(failed: Server, failure: Failure) -> Crash:
@@ -74,12 +68,9 @@ def test_every_mark_of_the_engine_file_is_in_the_real_log(loaded: Settings, live
     assert unseen == [Stage.GRAPH_CAPTURE]  # there are no CUDA graphs on a CPU
 
 
-def test_the_metrics_of_the_engine_file_exist(loaded: Settings, live: Server) -> None:
+def test_the_metrics_of_the_engine_file_exist(live: Server) -> None:
     live.first_completion()
-    text = httpx.get(f"{live.url}{loaded.engine.metrics.path}", timeout=30).text
-    for name in (loaded.engine.metrics.running, loaded.engine.metrics.queued, loaded.engine.metrics.retracted,
-                 loaded.engine.metrics.accept_tokens):
-        assert name is not None and f"\n{name}{{" in text, name
+    metrics(live, "running", "queued", "retracted", "accept_tokens")
 
 
 def test_a_prompt_that_is_too_long_is_answered_200_with_an_error_event(live: Server) -> None:

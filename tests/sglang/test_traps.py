@@ -49,14 +49,6 @@ def test_a_choice_becomes_these_words_of_its_command(space: str, version: str) -
 
 
 @both
-def test_a_load_beyond_the_largest_decode_graph_is_refused(version: str) -> None:
-    b300 = ruled(settings("b300"), version)
-    reason = b300.forbidden({**b300.baseline, "graph_max_bs": 64, "concurrency": 128})
-    assert reason is not None and "without a CUDA graph" in reason
-    assert b300.forbidden({**b300.baseline, "graph_max_bs": 128, "concurrency": 128}) is None
-
-
-@both
 def test_a_graph_is_large_enough_for_what_one_scheduler_gets(version: str) -> None:
     """The largest captured batch counts requests of one scheduler: attention DP has one a rank, replicas one each."""
     b300 = ruled(settings("b300"), version)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from autotune.records import UsageError, config_key
 from autotune.space.space import Space
+from tests.space.configurations import sample, servers
 
 RAW: dict[str, Any] = {
     "name": "s", "engine": "e",
@@ -37,10 +38,10 @@ def test_a_range_becomes_ordered_choices() -> None:
 
 
 def test_enumeration_honours_conditions_and_rules() -> None:
-    servers = list(parse().servers())
-    assert len({config_key(s) for s in servers}) == len(servers) == (2 * 2 - 1) * (1 + 2 * 2) * 3
-    assert all(("topk" in s) == (s["budget"] != 0) for s in servers)
-    assert not any(s["parallel"] == "ep8" and s["nvls"] is True for s in servers)
+    found = list(servers(parse()))
+    assert len({config_key(s) for s in found}) == len(found) == (2 * 2 - 1) * (1 + 2 * 2) * 3
+    assert all(("topk" in s) == (s["budget"] != 0) for s in found)
+    assert not any(s["parallel"] == "ep8" and s["nvls"] is True for s in found)
 
 
 def test_splitting_separates_what_needs_a_launch_from_load() -> None:
@@ -79,6 +80,7 @@ def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
     ({"params": {"a": {"choices": [1], "when": {"b": 1}}}, "baseline": {}}, "not a parameter listed before"),
     ({"params": {"concurrency": {"choices": [0], "load": True}}, "baseline": {}}, "positive whole numbers"),
     ({"params": {"concurrency": {"choices": [True], "load": True}}, "baseline": {}}, "positive whole numbers"),
+    ({"params": {"context": {"choices": ["long"], "load": True}}, "baseline": {}}, "positive whole numbers"),
     ({"baseline": {}}, "parallel is missing"),
     ({"baseline": None}, "baseline must be a mapping"),
     ({"baseline": {**RAW["baseline"], "budget": 9}}, "budget=9 is not a choice"),
@@ -117,9 +119,9 @@ def test_a_sample_is_always_in_the_space(choices: dict[str, list[Any]], seed: in
         c == o or str(c).lower() == str(o).lower() for o in v[:i])]} for k, v in choices.items()}
     space = Space.parse({"name": "h", "engine": "e", "params": unique,
                          "baseline": {k: v["choices"][0] for k, v in unique.items()}}, "h")
-    config = space.sample(random.Random(seed))
+    config = sample(space, random.Random(seed))
     assert space.check(config) == config
-    assert config in list(space.servers())
+    assert config in list(servers(space))
 
 
 @pytest.mark.parametrize("spec", [

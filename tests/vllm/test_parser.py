@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
-import subprocess
-
 import pytest
 
-from autotune.engine.command import build, needed
+from autotune.engine.command import build
 from autotune.engine.host import lacking
 from autotune.records import Value
-from tests.envs import ensure
-from tests.sglang.support import arguments, pairwise, ruled, settings, small
+from tests.sglang.support import (
+    Job,
+    arguments,
+    assert_flags_found,
+    environment,
+    pairwise,
+    parse,
+    ruled,
+    settings,
+    small,
+)
 
-HERE = pathlib.Path(__file__).parent
 VERSION = "0.32.0"
 SPACES = ("vllm_cpu_moe", "vllm_cpu_spec", "vllm_gpu")
 
@@ -34,39 +38,24 @@ GONE = ("--num-scheduler-steps", "--use-v2-block-manager", "--swap-space", "--cu
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_vllm_parses_every_parameter_and_every_pair_of_choices(tmp_path: pathlib.Path) -> None:
+def test_vllm_parses_every_parameter_and_every_pair_of_choices() -> None:
     engine = settings("vllm_gpu").engine
-    jobs = []
-    for name, spec in engine.params.items():
-        for choice in spec.choices or [VALUES[name]]:
-            jobs.append(arguments(small(engine, VERSION, **{name: choice})[1]))
+    commands = [small(engine, VERSION, **{name: choice})[1] for name, spec in engine.params.items()
+                for choice in spec.choices or [VALUES[name]]]
     for space in SPACES:
         loaded = settings(space)
         allowed = ruled(loaded, VERSION)
-        jobs += [arguments(build(loaded.engine, allowed, server, port=30000, version=VERSION))
-                 for server in pairwise(allowed)]
-    results, _ = parse(tmp_path, [*jobs, ["--model", "m", "--no-such-flag"]])
-    assert results == [None] * len(jobs) + ["parse_worker.py: error: unrecognized arguments: --no-such-flag"]
+        commands += [build(loaded.engine, allowed, server, port=30000, version=VERSION) for server in pairwise(allowed)]
+    jobs: list[Job] = [(arguments(command), {}) for command in commands]
+    *outcomes, wrong = parse("vllm", VERSION, [*jobs, (["--model", "m", "--no-such-flag"], {})])[0]
+    assert [o for o in outcomes if o.error] == []
+    assert wrong.error == "parse_worker.py: error: unrecognized arguments: --no-such-flag"
 
 
-def test_what_vllm_has_is_found_in_its_source_and_what_it_lacks_is_not(tmp_path: pathlib.Path) -> None:
-    """As `check` looks it up, without importing vLLM: no flag of it may be said to be missing by mistake."""
-    _, options = parse(tmp_path, [])
+def test_what_vllm_has_is_found_in_its_source_and_what_it_lacks_is_not() -> None:
+    options = set(parse("vllm", VERSION, [])[1])
     assert len(options) > 200
     for space in ("vllm_cpu_moe", "vllm_gpu"):
-        engine = settings(space, f"engine.python={ensure(f'vllm-cpu-{VERSION}')}").engine
-        actions = [a for p in engine.params.values() for found in (p.any_value, *p.choices.values()) for a in found]
-        wanted = [word for action in (*engine.args, *actions) for word in needed(action, engine.vars)]
-        assert len(wanted) > 50 and set(lacking(engine, wanted)) == {w for w in wanted if w.startswith("--")} - options
-        assert lacking(engine, sorted(options - {"--help"})) == ()
-        assert set(lacking(engine, GONE)) == set(GONE) - options
-
-
-def parse(folder: pathlib.Path, jobs: list[list[str]]) -> tuple[list[str | None], frozenset[str]]:
-    """(what vLLM's parser said of each, every option that it has)"""
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    done = subprocess.run([ensure(f"vllm-cpu-{VERSION}"), str(HERE / "parse_worker.py"), str(folder / "jobs.json"),
-                           str(folder / "results.json")], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert done.returncode == 0, done.stdout[-3000:]
-    answer = json.loads((folder / "results.json").read_text())
-    return answer["results"], frozenset(answer["options"])
+        assert_flags_found(space, "vllm", VERSION, options, set())
+    engine = settings("vllm_gpu", f"engine.python={environment('vllm', VERSION)}").engine
+    assert set(lacking(engine, GONE)) == set(GONE) - options
