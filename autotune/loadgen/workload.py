@@ -86,10 +86,6 @@ class LoadSpec:
     request_timeout_s: float
     retries: int
 
-    def __post_init__(self) -> None:
-        if min(self.concurrency, self.context_tokens, self.output_tokens) < 1:
-            raise UsageError("concurrency, context and output_tokens must be at least 1")
-
 
 @dataclasses.dataclass(frozen=True)
 class LoadOrder:
@@ -155,7 +151,7 @@ class WorkloadSettings:
                 raise UsageError(f"workload.{least}={getattr(self, least):g} is above {most}={getattr(self, most):g}")
 
     def load(self, load: Config, measurement: int = 0) -> LoadSpec:
-        """The load of one load part: `concurrency`, and `context` if the space has it. Raises UsageError.
+        """The load of one load part: `concurrency`, and `context` and `output_tokens` if the space has them.
 
         measurement: number of the measurement on one server. Each sends prompts of its own (the same for every
         configuration); a server with a prefix cache would answer repeated prompts from it.

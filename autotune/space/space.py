@@ -27,6 +27,7 @@ OVERLAYS = ("workload", "limits", "study", "power", "server", "agreement")
 ENUMERABLE = 200_000  # configurations that a grid may hold
 MOST_CHOICES = 1000
 MOST_CONCURRENCY = 65536  # each request in flight takes a port of this machine
+TOKEN_LOADS, MOST_TOKENS = ("context", "output_tokens"), 10**9  # load parameters that count the tokens of a request
 LARGEST_INT = 2**63
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}\Z", description=(
     "letters, digits, _, - and dots (at most 100, no dot first)"))]  # a study's folder is named after it
@@ -268,10 +269,9 @@ def _param(name: str, file: _ParamFile, at: str) -> Param:
             raise UsageError(f"{at}: a choice is listed twice" if among(choice, (other,)) else
                              f"{at}: {other!r} and {choice!r} cannot be told apart: leave one out")
         equal[choice] = spelled[text(choice)] = choice
-    if name == "concurrency" and not all(isinstance(c, int) and not isinstance(c, bool) and 0 < c <= MOST_CONCURRENCY
-                                         for c in choices):
-        raise UsageError(f"{at}: concurrency takes positive whole numbers up to {MOST_CONCURRENCY}, "
-                         f"not {_list(choices)}")
+    most = MOST_CONCURRENCY if name == "concurrency" else MOST_TOKENS if file.load and name in TOKEN_LOADS else None
+    if most and not all(isinstance(c, int) and not isinstance(c, bool) and 0 < c <= most for c in choices):
+        raise UsageError(f"{at}: {name} takes positive whole numbers up to {most}, not {_list(choices)}")
     when = {other: as_tuple(values) for other, values in (file.when or {}).items()}
     return Param(name, choices, when, file.load, step)
 

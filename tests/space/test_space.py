@@ -77,6 +77,7 @@ def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
     ({"params": {"a": {"choices": [1], "when": {"b": 1}}}, "baseline": {}}, "not a parameter listed before"),
     ({"params": {"concurrency": {"choices": [0], "load": True}}, "baseline": {}}, "positive whole numbers"),
     ({"params": {"concurrency": {"choices": [True], "load": True}}, "baseline": {}}, "positive whole numbers"),
+    ({"params": {"context": {"choices": ["long"], "load": True}}, "baseline": {}}, "positive whole numbers"),
     ({"baseline": {}}, "parallel is missing"),
     ({"baseline": None}, "baseline must be a mapping"),
     ({"baseline": {**RAW["baseline"], "budget": 9}}, "budget=9 is not a choice"),
