@@ -217,8 +217,7 @@ def read_folder(settings: Settings, study: Study, name: str, space: Space, limit
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Suspend garbage collection: it would take more than half of the time of reading a large study's million objects,
-    all of which live."""
+    """Suspend garbage collection, which would take half of the time of reading a large study: all its objects live."""
     enabled = gc.isenabled()
     gc.disable()
     try:
