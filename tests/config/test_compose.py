@@ -179,11 +179,11 @@ def test_each_measurement_of_a_server_sends_prompts_of_its_own_the_same_for_ever
 
     def prompts(measurement: int, concurrency: int = 4) -> list[str]:
         spec = workload.load({"concurrency": concurrency}, measurement)
-        made = PromptSet(spec.prompts, spec.context_tokens, 4.0)
+        made = PromptSet(spec.workload.prompt_source(), spec.context_tokens, 4.0)
         return [str(made.prompt(i)) for i in range(200)]
 
     assert not set(prompts(1)) & set(prompts(2)) and prompts(2) == prompts(2, 16)
-    assert workload.prompt_source(1).seed != workload.prompt_source(2).seed
+    assert workload.load({}, 1).workload.seed != workload.load({}, 2).workload.seed
 
 
 def test_a_choice_whose_command_cannot_be_made_is_refused_before_anything_starts() -> None:
