@@ -95,7 +95,6 @@ def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
      r"no choice 'xx' or 'yy' \(tp8, ep8\); '~space.belief.parallel' leaves it out"),
     ({"model": {"a\ntouch x #": "m"}}, r"model: the name 'a\\ntouch x #' must be small letters"),
     ({"model": {"A": "m"}}, "model: the name 'A' must be"), ({"model": {1: "m"}}, "model: the name 1 must be"),
-    ({"model": {"a.b": "m", "a_b": "n"}}, "a.b and a_b are the same name to an export"),
     *(({"params": {"a": spec}, "forbid": [], "baseline": {"a": 1}}, "choices|finite") for spec in (
         {"range": [1, 10**9], "step": 1}, {"range": [0.0, 1e300], "step": 1e-300},
         {"range": [0.0, math.nan], "step": 1}, {"choices": list(range(20_000))})),
