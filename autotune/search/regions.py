@@ -21,6 +21,7 @@ from autotune.search.grid import Codes, Floats, Grid, Mask
 from autotune.search.observations import Key, Observations
 from autotune.search.strategy import Launch, Pivot, Stop, StopKind
 from autotune.space.space import Param
+from autotune.utils.text import count
 
 When = Mapping[int, tuple[int, ...]]  # codes by column
 
@@ -179,8 +180,7 @@ def record(grid: Grid, forecast: Forecast, region: Region, after_launches: int, 
         gain, cost_s = float(forecast.expected[region.alternative]), float(forecast.cost_s[region.alternative])
         other = ", ".join(f"{k}={v}" for k, v in server.items())
         promise = f"{gain:.1%} for {cost_s:.0f} s in the best other launch"
-    totals = (f"{len(region.evidence)} crash{'es' if len(region.evidence) != 1 else ''} of "
-              f"{len(signatures)} signature{'s' if len(signatures) != 1 else ''}")
+    totals = f"{count(len(region.evidence), 'crash', 'crashes')} of {count(len(signatures), 'signature')}"
     total = f"{region.upper:.1%} at best x {region.chance:.0%} for {region.cost_s:.0f} s against {promise}"
     if reopened is None:
         reason = f"{region.name} closed after {totals}: {region.why} ({total})"

@@ -144,14 +144,6 @@ def test_a_pending_launch_does_not_change_the_chances() -> None:
     assert alone.best() == beside.best()
 
 
-def test_a_launch_without_outcome_is_proposed_again() -> None:
-    strategy = LaunchAware(SPACE, Limits())
-    first, second = propose(strategy), propose(strategy)
-    assert first == BASE != second
-    strategy.done(BASE)  # its host was lost
-    assert propose(strategy) == BASE
-
-
 def test_a_late_baseline_is_measured_under_its_own_load() -> None:
     strategy = LaunchAware(SPACE, Limits())
     _, other = propose(strategy), propose(strategy)
