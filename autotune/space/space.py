@@ -20,7 +20,7 @@ from autotune.records import Config, UsageError, Value, canonical, config_key, d
 from autotune.space.constraints import Rule, RuleFile, WrittenRule, among, as_tuple, text
 from autotune.utils.redact import Redactor
 from autotune.utils.text import printable
-from autotune.utils.validation import Number, convert, shown
+from autotune.utils.validation import Number, convert
 
 # Sections of a space that overlay the settings of the same name in conf/.
 OVERLAYS = ("workload", "limits", "study", "power", "server", "agreement")
@@ -28,7 +28,6 @@ ENUMERABLE = 200_000  # configurations that a grid may hold
 MOST_CHOICES = 1000
 MOST_CONCURRENCY = 65536  # each request in flight takes a port of this machine
 TOKEN_LOADS, MOST_TOKENS = ("context", "output_tokens"), 10**9  # load parameters that count the tokens of a request
-LARGEST_INT = 2**63
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}\Z", description=(
     "letters, digits, _, - and dots (at most 100, no dot first)"))]  # a study's folder is named after it
 ModelName = Annotated[str, Meta(pattern=r"^[a-z_][a-z0-9_.]{0,99}\Z", description=(
@@ -262,8 +261,6 @@ def _param(name: str, file: _ParamFile, at: str) -> Param:
     for choice in choices:
         if isinstance(choice, str):
             _refuse_secret(choice, name, at)
-        elif not math.isfinite(choice) if isinstance(choice, float) else abs(choice) >= LARGEST_INT:
-            raise UsageError(f"{at}: {shown(choice)} is not a text, number (at most 64 bits) or boolean")
         other = equal.get(choice, spelled.get(text(choice)))  # storage takes 1 for true, a command line "1" for 1
         if other is not None:
             raise UsageError(f"{at}: a choice is listed twice" if among(choice, (other,)) else
@@ -290,15 +287,10 @@ def _range(bounds: tuple[Number, Number], step: Number | None, at: str) -> tuple
 
 
 def _models(raw: Mapping[str, Value | None], where: str) -> dict[str, str]:
-    """Models by their names in engine files. Raises UsageError for names that an export cannot tell apart."""
-    found: dict[str, str] = {}
-    for key, value in raw.items():
-        if value is None:
-            continue
-        if same := next((other for other in found if other.replace(".", "_") == key.replace(".", "_")), None):
-            raise UsageError(f"{where}: model: {same} and {key} are the same name to an export: rename one")
-        _refuse_secret(str(value), key, f"{where}: model.{key}")
-        found[key] = str(value)
+    """Models by their names in engine files. Raises UsageError for a secret."""
+    found = {key: str(value) for key, value in raw.items() if value is not None}
+    for key, value in found.items():
+        _refuse_secret(value, key, f"{where}: model.{key}")
     return found
 
 

@@ -59,11 +59,10 @@ class Study:
     @classmethod
     def open(cls, url: str, name: str, space: Space, identity: Mapping[str, Any], *, create: bool = True,
              lost_after_s: float = LOST_AFTER_S, wait_s: float = 0.0) -> Study:
-        """Open or create the study `name` in the storage `url`. A worker silent for `lost_after_s` counts as dead.
+        """Open or create the study `name`. A worker silent for `lost_after_s` is dead; calls are retried for `wait_s`.
 
         Raises StudyMismatch for a study of another identity (without `create`: of another space), UsageError for a
-        study that does not exist when `create` is False, AutotuneError for a storage that cannot be reached. Later
-        calls are retried for `wait_s` seconds.
+        study that does not exist when `create` is False, AutotuneError for a storage that cannot be reached.
         """
         import optuna
 
@@ -191,7 +190,6 @@ class Study:
         return [self._record(t) for t in trials_of(self.inner)]
 
     def record(self, number: int) -> TrialRecord:
-        """One trial by its number."""
         return self._record(self._frozen(number))
 
     def trial(self, number: int) -> optuna.Trial:

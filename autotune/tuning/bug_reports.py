@@ -60,8 +60,7 @@ class Bug:
             self.crashing.config, self.working.config, space.baseline))
         if self.known.get(config_key(baseline)):
             working = baseline
-        flags = {name: [name] for name in crashing}
-        return Isolation(space, crashing, working, self.known, suspects(_crash(self.crashing), flags))
+        return Isolation(space, crashing, working, self.known, suspects(_crash(self.crashing), list(crashing)))
 
 
 def bugs(space: Space, records: Sequence[TrialRecord]) -> list[Bug]:

@@ -7,7 +7,6 @@ import json
 import pathlib
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from autotune.records import Config, HostCannotRun, config_key
 from autotune.search.strategy import Measured, Observation, Strategy
@@ -113,14 +112,10 @@ def join(open_study: Callable[[], Study]) -> Study:
         different = {key: pair for key, pair in error.different.items() if key in HOST_CONDITIONS}
         if set(different) != set(error.different):
             raise
-        reasons = "; ".join(f"{HOST_CONDITIONS[key]}: the study has {_text(then)}, {socket.gethostname()} has "
-                            f"{_text(now)}" for key, (then, now) in different.items())
+        reasons = "; ".join(f"{HOST_CONDITIONS[key]}: the study has {then}, {socket.gethostname()} has {now}"
+                            for key, (then, now) in different.items())
         raise HostCannotRun(f"this host cannot join study {error.name}: {reasons}; only hosts of one kind share a "
                             "study, study.name=NAME starts another") from error
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def workers_here(study: Study) -> int:

@@ -77,11 +77,8 @@ def refuse_unknown(given: Mapping[Any, Any], known: typing.Iterable[str], where:
 
 
 def shown(value: object) -> str:
-    """A value for a message, shortened. A whole number of thousands of digits has no decimal text in Python."""
-    try:
-        text = "null" if value is None else repr(value)
-    except ValueError:
-        return "a whole number of thousands of digits"
+    """A value for a message, shortened."""
+    text = "null" if value is None else repr(value)
     return text if len(text) <= LONGEST else text[:LONGEST] + "..."
 
 

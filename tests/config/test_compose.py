@@ -62,9 +62,7 @@ def test_a_folder_of_ones_own_adds_spaces_and_engines(tmp_path: pathlib.Path, mo
 
 
 @pytest.mark.parametrize(("setting", "key"), [
-    ('storage: "postgresql://elsewhere.example/db"', "storage"),
-    ('storage: "sqlite:////home/me/cookies.db"', "storage"),
-    ("warm_start: [/home/me/cookies.db]", "warm_start")])
+    ('storage: "postgresql://elsewhere.example/db"', "storage"), ("warm_start: [/home/me/cookies.db]", "warm_start")])
 def test_a_space_does_not_say_which_database_is_written_to(tmp_path: pathlib.Path, setting: str, key: str) -> None:
     (tmp_path / "mine.yaml").write_text(f"defaults: [local, _self_]\nname: mine\nstudy: {{{setting}}}\n")
     with pytest.raises(UsageError, match=f"the space names study.{key}, which only the command line may"):
@@ -181,11 +179,11 @@ def test_each_measurement_of_a_server_sends_prompts_of_its_own_the_same_for_ever
 
     def prompts(measurement: int, concurrency: int = 4) -> list[str]:
         spec = workload.load({"concurrency": concurrency}, measurement)
-        made = PromptSet(spec.prompts, spec.context_tokens, 4.0)
+        made = PromptSet(spec.workload.prompt_source(), spec.context_tokens, 4.0)
         return [str(made.prompt(i)) for i in range(200)]
 
     assert not set(prompts(1)) & set(prompts(2)) and prompts(2) == prompts(2, 16)
-    assert workload.prompt_source(1).seed != workload.prompt_source(2).seed
+    assert workload.load({}, 1).workload.seed != workload.load({}, 2).workload.seed
 
 
 def test_a_choice_whose_command_cannot_be_made_is_refused_before_anything_starts() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import itertools
 import pathlib
 import select
@@ -27,7 +26,7 @@ from autotune.measure.limits import Limits
 from autotune.measure.statistics import gaps, token_arrivals, tokens_between
 from autotune.records import Measurement
 from tests.fakes.stub import Stub
-from tests.loadgen.harness import LOAD, OPENAI, SGLANG, measure_stub, run_load, target_of
+from tests.loadgen.harness import OPENAI, SGLANG, load, measure_stub, run_load, target_of
 from tests.loadgen.test_process import kinds
 
 MANY = MOST_WATCHED + 12
@@ -59,7 +58,7 @@ def test_streams_that_wait_lose_no_token_and_keep_the_servers_times(tmp_path: pa
 def test_tokens_that_nobody_has_read_yet_count_while_it_runs_and_at_its_end(tmp_path: pathlib.Path) -> None:
     """A window must not lack the last half second of every stream that waits."""
     with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "20") as stub:
-        replies, ticks = run_load(stub, 0, seconds=2.5, concurrency=MANY, output_tokens=400, output_spread=0.0)
+        replies, ticks = run_load(stub, 0, seconds=2.5, concurrency=MANY, output_tokens=400, spread=0.0)
 
     def sent_by(t: float) -> int:
         return sum(bisect.bisect(request["sent"], t) for request in stub.truth)
@@ -76,7 +75,7 @@ def connected(api: Api) -> Iterator[tuple[Connections, socket.socket]]:
     """A closed load of one request, and the server's end of its connection, where the answer's head was sent."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         target = Target(f"http://127.0.0.1:{listener.getsockname()[1]}", api, "stub", True)
-        work = Connections(LoadOrder(target, dataclasses.replace(LOAD, concurrency=1, output_tokens=400), 4.0))
+        work = Connections(LoadOrder(target, load(1, output_tokens=400), 4.0))
         work.closed_loop = False
         work.start(work.slots[0], time.monotonic())
         server, _ = listener.accept()
