@@ -6,17 +6,20 @@ Exit codes: 0 done; 1 our failure; 2 bad usage or space; 3 nothing feasible; 4 t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
+import re
 import signal
 import sys
 from collections.abc import Sequence
 
 from autotune.cli.verbs import VERBS
 from autotune.records import AutotuneError, UsageError
+from autotune.utils.files import read_plain
 from autotune.utils.redact import Redactor
-from autotune.utils.text import SPELLED, printable
+from autotune.utils.text import one_line
 
 USAGE = "usage: python -m autotune [VERB] +space=NAME [key=value ...] [--spaces DIR] [-v] [--cfg]"
 OPTIONS = {"-v": "verbose", "--verbose": "verbose", "-h": "help", "--help": "help", "--version": "version",
@@ -108,20 +111,17 @@ def help_text(extra: Sequence[str]) -> str:
             "--spaces DIR adds a folder of spaces; --cfg prints the composed configuration; -v logs to the terminal")
 
 
-def describe(file: object) -> str:
+def describe(file: pathlib.Path) -> str:
     """The `describe` line of a space file, without parsing the space; "" when it cannot be read."""
-    from autotune.utils.files import read_plain
-
-    try:
-        lines = read_plain(pathlib.Path(str(file)), most_bytes=4 << 20).splitlines()
-    except OSError:
-        return ""
-    return for_people(next((line.split(":", 1)[1].strip() for line in lines if line.startswith("describe:")), ""))
+    with contextlib.suppress(OSError):
+        if found := re.search("^describe: *(.*)", read_plain(file), re.M):
+            return for_people(found[1])
+    return ""
 
 
 def for_people(text: str, argv: Sequence[str] = ()) -> str:
     """Text for the terminal: without control characters and the secrets of `argv` and the environment."""
-    return printable(Redactor.from_command(argv, os.environ).text(text), instead=SPELLED)
+    return one_line(Redactor.from_command(argv, os.environ).text(text))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

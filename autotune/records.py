@@ -1,7 +1,7 @@
-"""Frozen values shared by all modules: measurements, crashes, scores, our own errors, and the JSON codec.
+"""Frozen values shared by all modules: measurements, crashes, scores, and our own errors.
 
-    plain = to_json(measurement)              # unknown fields are absent
-    from_json(plain, Outcome)                 # the same Measurement; ValueError with one line for other data
+    plain = msgspec.to_builtins(measurement)      # for JSON; unknown fields are absent
+    validation.from_json(plain, Outcome)          # the same Measurement
 
 A configuration's failure is a value (`Crash`); our own failure is an exception (`AutotuneError`).
 """
@@ -12,9 +12,8 @@ import enum
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -22,8 +21,8 @@ Value = str | int | float | bool
 # One choice per active parameter. A parameter whose `when` does not hold is absent.
 Config = Mapping[str, Value]
 # Numbers of stored values: finite, and small enough that sums and products of a few stay finite.
-Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
-Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300, description="a finite number")]
+Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1, description="a whole number")]
 
 
 class AutotuneError(Exception):
@@ -147,7 +146,7 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True, tag="measurem
     """
 
     output_tokens: Count
-    window_s: Annotated[float, msgspec.Meta(gt=1e-9, le=1e300)]
+    window_s: Annotated[float, msgspec.Meta(gt=1e-9, le=1e300, description="a number above 0")]
     requests: Count
     errors: Count
     concurrency: Count | None
@@ -215,56 +214,9 @@ def _ratio(of: float | None, by: float | None) -> float | None:
     return found if math.isfinite(found := of / by) else None
 
 
-def to_json(value: Any) -> Any:
-    """A value of this module as plain data for JSON. Fields at their default are absent."""
-    return msgspec.to_builtins(value)
-
-
-def from_json(plain: Any, kind: Any) -> Any:
-    """A value of type `kind` from plain data. Types are strict, unknown keys are ignored.
-
-    Raises ValueError with one line such as "energy.joules must be a finite number, got 'x'".
-    """
-    try:
-        found = msgspec.convert(plain, kind)
-        msgspec.json.encode(found)
-    except msgspec.ValidationError as error:
-        raise ValueError(_explanation(str(error), plain)) from error
-    except UnicodeEncodeError as error:
-        raise ValueError(f"text must be valid Unicode, got {error.object[:30]!r}") from error
-    except (OverflowError, RecursionError) as error:
-        raise ValueError(f"the value cannot be stored as JSON ({error})") from error
-    return found
-
-
-_WORDS = {"float": "a finite number", "int": "a whole number", "str": "a text", "bool": "true or false",
-          "array": "a list", "object": "a mapping", "null": "null"}
-
-
-def _explanation(message: str, plain: Any) -> str:
-    """One line for an error of msgspec, such as "Expected `float`, got `str` - at `$.a.b`"."""
-    problem, _, at = message.partition(" - at ")
-    path = at.rpartition("$")[2].strip("`").lstrip(".")
-    name = path or "the value"
-    if missing := re.search("missing required field `(.*)`", problem):
-        return f"{path}{'.' if path else ''}{missing[1]} is missing"
-    expected = re.search("Expected `([^`]*)`", problem)
-    kinds = expected[1].split(" | ") if expected else []
-    wanted = " or ".join(_WORDS.get(kind, kind) for kind in kinds if kind != "null" or len(kinds) == 1)
-    value: Any = plain
-    for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path) if "[...]" not in path and "key" not in at else ():
-        value = value[int(index)] if index else value[key]
-    got = repr(value) if path and "[...]" not in path else problem.partition("got ")[2].strip("`") or "another value"
-    shown = got if len(got) <= 40 else got[:37] + "..."
-    limit = re.search("Expected `[^`]*` ([<>].*)", problem)
-    if limit and not limit[1].endswith(("e+300", str(2**63), str(2**63 - 1))):
-        wanted += f" {limit[1]}"
-    return f"{name} must be {wanted or 'of another kind'}, got {shown}"
-
-
 def config_key(config: Config) -> str:
     """A canonical text for a configuration, independent of the order of its choices."""
-    return json.dumps(dict(sorted(config.items())), sort_keys=True, separators=(",", ":"))
+    return json.dumps(dict(config), sort_keys=True, separators=(",", ":"))
 
 
 def canonical(value: object) -> str:

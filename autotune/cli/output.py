@@ -24,7 +24,7 @@ from autotune.storage.database import backend, redacted, sqlite_file, sqlite_url
 from autotune.storage.trial import TrialRecord
 from autotune.utils.files import fresh
 from autotune.utils.redact import Redactor
-from autotune.utils.text import KEPT, REPLACED, one_line, printable
+from autotune.utils.text import KEPT, REPLACED, count, one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,10 +118,9 @@ class Progress:
             self.best = record
 
     def _standing(self) -> str:
-        crashes = self.signatures.total()
-        text = f"{crashes} crash{'es' if crashes != 1 else ''}"
+        text = count(self.signatures.total(), "crash", "crashes")
         if self.signatures:
-            text += f" ({len(self.signatures)} signature{'s' if len(self.signatures) > 1 else ''})"
+            text += f" ({count(len(self.signatures), 'signature')})"
         best = "no result yet"
         if self.best is not None:
             best = f"best {self.best.value:.3f} {self.unit} (trial {self.best.number})"
@@ -168,8 +167,8 @@ def where(settings: Settings, side_by_side: int) -> list[str]:
         launches = (f"by Ray at {settings.executor.address}, up to {settings.executor.at_once} side by side "
                     "(executor=ray); what is said here is about this host alone")
     else:
-        count = "one at a time" if side_by_side == 1 else f"up to {side_by_side} side by side"
-        launches = f"on this host, {count} (executor=local, parallel.slots={settings.parallel.slots})"
+        together = "one at a time" if side_by_side == 1 else f"up to {side_by_side} side by side"
+        launches = f"on this host, {together} (executor=local, parallel.slots={settings.parallel.slots})"
     return [f"study    {settings.study_name}, in {settings.folder}, kept in {redacted(url)}{begun}",
             f"launches {launches}"]
 
@@ -235,13 +234,6 @@ class TerminalLines(logging.Formatter):
         return printable(self.redactor.text(super().format(record)), keep=KEPT, instead=REPLACED)
 
 
-class QuietFileHandler(logging.FileHandler):
-    """Drops a record that cannot be written (a full disk) instead of printing a traceback."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        return
-
-
 def open_journal(folder: pathlib.Path, verbose: bool, secrets: Iterable[str] = ()) -> pathlib.Path:
     """Start this run's log file, free of `secrets`, and return its path. Raises OSError."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -250,7 +242,8 @@ def open_journal(folder: pathlib.Path, verbose: bool, secrets: Iterable[str] = (
     for old in list(LOG.handlers):
         LOG.removeHandler(old)
         old.close()
-    LOG.addHandler(QuietFileHandler(fresh(path)))
+    logging.raiseExceptions = False  # drops a record that cannot be written (a full disk): no traceback
+    LOG.addHandler(logging.FileHandler(fresh(path)))
     LOG.handlers[0].setFormatter(JsonLines(redactor))
     if verbose:
         LOG.addHandler(logging.StreamHandler(sys.stderr))

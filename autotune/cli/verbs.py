@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from autotune.cli.output import BASELINE, Annotator, Progress, check_report, open_journal
 from autotune.config.settings import Settings, identity, provenance, versions
 from autotune.engine.gpus import visible_gpus
 from autotune.engine.host import engine_version
@@ -23,7 +24,6 @@ from autotune.storage.database import sqlite_url
 from autotune.utils.text import REPLACED, printable
 
 if TYPE_CHECKING:
-    from autotune.cli.output import Progress
     from autotune.executors.base import Executor
     from autotune.search.strategy import Strategy
     from autotune.storage.study import Study
@@ -138,7 +138,6 @@ def worker(settings: Settings) -> int:
 
 def matrix(settings: Settings) -> int:
     """Measure and print the concurrency x context table of one configuration."""
-    from autotune.cli.output import Progress
     from autotune.executors.local import LocalExecutor
     from autotune.tuning import matrix as table
 
@@ -159,8 +158,6 @@ def matrix(settings: Settings) -> int:
 
 def check(settings: Settings) -> int:
     """Print the result of the preflight; exit 4 when the baseline, or the configuration asked for, cannot run."""
-    from autotune.cli.output import BASELINE, check_report
-
     label, config = BASELINE, None
     if settings.config != BASELINE:
         from autotune.tuning.matrix import chosen
@@ -222,8 +219,6 @@ def dashboard(settings: Settings, study: Study) -> int:
 
 def progress(settings: Settings, study: Study, host: preflight.Preflight) -> Progress:
     """The listener that prints the study's progress."""
-    from autotune.cli.output import Progress
-
     past, energy = study.records(), host.power.source
     if energy == "cpu_time":
         energy += f" (ASSUMED: CPU seconds x {host.power.watts_per_core} W per core, no sensor)"
@@ -236,7 +231,6 @@ def progress(settings: Settings, study: Study, host: preflight.Preflight) -> Pro
 
 def make_tuner(settings: Settings, study: Study, executor: Executor, listener: Progress) -> Tuner:
     """The loop of these settings."""
-    from autotune.cli.output import Annotator
     from autotune.measure.objective import evaluator
     from autotune.tuning.loop import Tuner
     from autotune.tuning.worker import share_references
@@ -290,8 +284,6 @@ def study_folder(settings: Settings, verbose: bool, alone: bool = True) -> Itera
 
     alone: lock the folder for this process, except for workers. Any exception becomes an AutotuneError.
     """
-    from autotune.cli.output import open_journal
-
     folder = settings.folder
     with contextlib.ExitStack() as held:
         try:

@@ -109,7 +109,7 @@ def load(overrides: Sequence[str], extra_spaces: Sequence[str] = (), installed: 
                          "own inside the shell's (for ~ ' \" , = brackets and line breaks): \"key='value'\"") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(_one_line(error)) from error
-    settings = dataclasses.replace(_settings(composed, given, tuple(overrides), files), spaces=tuple(extra_spaces))
+    settings = _settings(composed, given, tuple(overrides), tuple(extra_spaces))
     _refuse_secrets(settings)
     return settings.ruled(engine_version(settings.engine)) if installed else settings
 
@@ -134,13 +134,6 @@ def _compose(overrides: list[str], files: Mapping[str, pathlib.Path]) -> tuple[d
     file = files.get(str(given["space"]))
     if file is None:
         raise UsageError(f"there is no space {given['space']!r}; {known}")
-    groups = sorted(folder.name for folder in data_folder("conf").iterdir() if folder.is_dir())
-    for key, value in given.items():
-        names = [name for name in (value if isinstance(value, list) else [value]) if name is not None]
-        plain = not isinstance(value, dict) and all(FILE_NAME.fullmatch(str(name)) for name in names) and all(
-            isinstance(name, str) for name in (value if isinstance(value, list) else ()))
-        if "/" in key or key in groups and not plain:
-            raise UsageError(f"{key}={value}: a group ({', '.join(groups)}) takes the plain name of a file in it")
     store, spaces, waiting = ConfigStore.instance(), dict[str, Any](), [file.stem]
     while waiting:  # the space and its bases
         name = waiting.pop(0)
@@ -156,7 +149,10 @@ def _compose(overrides: list[str], files: Mapping[str, pathlib.Path]) -> tuple[d
               for o in overrides]
     if "engine" not in given:
         engines = [given.get("space.engine"), *(s.get("engine") for s in spaces.values() if isinstance(s, dict))]
-        wanted.insert(0, f"engine={_engine_name(engines, file)}")
+        name = next((name for name in engines if isinstance(name, str)), "")  # the space's own before its bases'
+        if not FILE_NAME.fullmatch(name):
+            raise UsageError(f"{file}: engine {name[:60]!r} must be the plain name of an engine file, such as sglang")
+        wanted.insert(0, f"engine={name}")
     GlobalHydra.instance().clear()
     with initialize_config_dir(version_base="1.3", config_dir=str(data_folder("conf"))):
         try:
@@ -172,7 +168,7 @@ def _read(path: pathlib.Path, misread_words: bool = False) -> tuple[DictConfig |
     """(the content of a space or engine file, the names in its `defaults`).
 
     misread_words: refuse a bare on, off, yes or no. Raises UsageError, also for an interpolation that reads more than
-    another key (the environment, say), and for numbers and text that neither a database nor a command line takes.
+    another key (the environment, say).
     """
     import yaml
     from omegaconf import OmegaConf
@@ -192,14 +188,8 @@ def _read(path: pathlib.Path, misread_words: bool = False) -> tuple[DictConfig |
         encoded.encode()
     except RecursionError as error:
         raise UsageError(f"{path}: nested too deeply, or an anchor that refers to itself") from error
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise UsageError(f"{path}: not valid YAML: {_one_line(error)}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {_one_line(error)}") from error
-    except ValueError as error:
-        raise UsageError(f"{path}: a number of thousands of digits, or a text with half a character") from error
-    if "\\u0000" in encoded:
-        raise UsageError(f"{path}: a text with a null character, which no command line takes")
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UsageError(f"{path}: cannot be read as YAML: {_one_line(error)}") from error
     left = REFERENCE.sub("", encoded)
     if "${" in left:
         raise UsageError(f"{path}: {left[left.index('${'):][:60]!r} asks for more than another key of the settings, "
@@ -214,24 +204,11 @@ def _read(path: pathlib.Path, misread_words: bool = False) -> tuple[DictConfig |
     return node, [name for name in defaults or () if name != "_self_"]
 
 
-def _engine_name(candidates: Sequence[Any], file: pathlib.Path) -> str:
-    """The first engine named by the command line, the space, or its nearest base. Raises UsageError without one."""
-    name = next((name for name in candidates if isinstance(name, str)), None)
-    if name is None:
-        raise UsageError(f"{file}: names no engine: it needs a line like engine: sglang")
-    if not FILE_NAME.fullmatch(name):
-        raise UsageError(f"{file}: engine {name[:60]!r} must be the plain name of an engine file, such as sglang")
-    return name
-
-
-def _settings(cfg: dict[str, Any], given: set[str], overrides: tuple[str, ...],
-              files: Mapping[str, pathlib.Path]) -> Settings:
-    if not isinstance(cfg.get("space"), dict):
-        raise UsageError(f"pass +space=NAME; spaces: {', '.join(sorted(files))}")
+def _settings(cfg: dict[str, Any], given: set[str], overrides: tuple[str, ...], spaces: tuple[str, ...]) -> Settings:
+    overlays = cfg["space"] if isinstance(cfg.get("space"), dict) else {}
     for name in OVERLAYS:
-        overlay = cfg["space"].get(name)
-        if overlay is not None:
-            cfg[name] = _overlay(cfg.get(name) or {}, overlay, name, given)
+        if overlays.get(name) is not None:
+            cfg[name] = _overlay(cfg.get(name) or {}, overlays[name], name, given)
     composed = convert(cfg, _Composed, "", typed=True)
     space = Space.parse(composed.space, f"space {composed.space.get('name')}")
     if not isinstance(composed.engine, dict):
@@ -246,7 +223,7 @@ def _settings(cfg: dict[str, Any], given: set[str], overrides: tuple[str, ...],
     sections = {field.name: getattr(composed, field.name) for field in dataclasses.fields(Sections)}
     objective = Objective(composed.objective, composed.price_per_device_hour, int(space.needs.get("gpus", 1)))
     return Settings(**sections, space=space, engine=engine, objective=objective, outputs=pathlib.Path(composed.outputs),
-                    limits=composed.limits or {}, overrides=overrides, composed=cfg)
+                    limits=composed.limits or {}, overrides=overrides, composed=cfg, spaces=spaces)
 
 
 def _overlay(base: dict[str, Any], overlay: Any, name: str, given: set[str]) -> dict[str, Any]:

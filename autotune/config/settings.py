@@ -214,23 +214,19 @@ def devices(gpus: Sequence[Gpu], cpu: str) -> list[str]:
 def identity(settings: Settings, version: str | None, found: Gpus) -> dict[str, Any]:
     """Conditions under which results may be compared; `version` is the engine's, `found` the GPUs of the host."""
     gpus = found.gpus if settings.device != "cpu" else ()
-    work = settings.workload
+    work, engine = settings.workload, settings.redactor.mapping(settings.composed["engine"])
+    command = {key: engine.get(key) for key in ("command", "args", "env", "params", "vars")}  # not the interpreter
+    prompts = None if work.prompts is None else pathlib.Path(work.prompts).read_text("utf-8", "replace")
     slots = settings.parallel.count if settings.parallel.count != 1 else None  # without GPUs: groups of cores
     return {
         "space": settings.space.name, "space_digest": settings.space.digest, "engine": settings.engine.name,
-        "engine_version": version, "engine_file": _engine_file(settings), "model": dict(settings.space.model),
+        "engine_version": version, "engine_file": digest(canonical(command)), "model": dict(settings.space.model),
         "devices": devices(gpus, cpu_name()), "slots": None if gpus else slots, "objective": settings.objective.name,
         "limits": dict(settings.limits),
-        "workload": {"prompts": _content(work.prompts), "contexts": list(work.contexts),
+        "workload": {"prompts": None if prompts is None else digest(prompts), "contexts": list(work.contexts),
                      "output_tokens": work.output_tokens, "spread": work.spread, "temperature": work.temperature,
                      "shared_prefix": work.shared_prefix, "rate_per_s": work.rate_per_s},
     }
-
-
-def _engine_file(settings: Settings) -> str:
-    """Digest of the engine file's part of the command, without the interpreter and secrets."""
-    engine = settings.redactor.mapping(settings.composed["engine"])
-    return digest(canonical({key: engine.get(key) for key in ("command", "args", "env", "params", "vars")}))
 
 
 def provenance(settings: Settings, version: str | None, found: Gpus) -> dict[str, Any]:
@@ -256,12 +252,3 @@ def versions(provenance: Mapping[str, Any]) -> dict[str, str]:
              "engine": provenance["engine_version"], "driver": provenance["driver"], "kernel": provenance["kernel"],
              "GPUs": len(provenance["gpu"]) or None, "CPU": provenance["cpu"]}
     return {name: str(value) for name, value in shown.items() if value}
-
-
-def _content(prompts: str | None) -> str | None:
-    if prompts is None:
-        return None
-    try:
-        return digest(pathlib.Path(prompts).read_text(encoding="utf-8", errors="replace"))
-    except OSError as error:
-        raise UsageError(f"workload.prompts: {prompts} cannot be read: {error.strerror}") from error

@@ -46,21 +46,19 @@ class Isolation:
     """Proposes configurations; the caller launches them. `result` is set when `next_probe` returns None.
 
     `known` maps `config_key(config)` to whether it worked, with crashes of the same signature only. `suspects`:
-    parameters to try first. `confirm`: repeated launches of the minimal configuration at the end. For a crash at the
-    start, pass server parts only.
+    parameters to try first. For a crash at the start, pass server parts only.
     """
 
     def __init__(self, space: Space, crashing: Config, working: Config, known: Mapping[str, bool] | None = None,
-                 suspects: Sequence[str] = (), confirm: int = 0) -> None:
-        self.space, self.crashing, self.working, self.confirm = space, dict(crashing), dict(working), confirm
+                 suspects: Sequence[str] = ()) -> None:
+        self.space, self.crashing, self.working = space, dict(crashing), dict(working)
         self.names = [p.name for p in space.params if p.name in crashing or p.name in working]
         self.differing = [n for n in self.names if not _same(crashing, working, n)]
         if not self.differing:
             raise UsageError("failure isolation needs a crashing and a working configuration that differ")
         self.seen: list[tuple[frozenset[str], bool]] = [(self._guilty(crashing), False), (self._guilty(working), True)]
-        pair = {config_key(self.crashing), config_key(self.working)}
         self.seen += [(self._guilty(json.loads(key)), passed) for key, passed in (known or {}).items()
-                      if key not in pair]
+                      if key not in (config_key(crashing), config_key(working))]
         self.launches = 0
         self.undecided: set[str] = set()
         self.result: Isolated | None = None
@@ -78,8 +76,7 @@ class Isolation:
 
     def tell(self, passed: bool | None) -> None:
         """Outcome of the last probe: True worked, False the same crash, None undecided."""
-        if self._probe is None:
-            raise UsageError("failure isolation is complete: no probe is open")
+        assert self._probe is not None
         self.launches += 1
         if passed is None:
             self.undecided.add(config_key(self._probe))
@@ -128,8 +125,6 @@ class Isolation:
             if without and (yield from self._works(without)) is False:
                 found = without
         minimal = self.mix(found)
-        for _ in range(self.confirm):
-            yield minimal
         choices = {n: self.crashing[n] for n in self.names if n in found and n in minimal and n in self.crashing}
         instead = {n: self.working[n] for n in self.names if n in found and n in self.working}
         holding = [passed for seen, passed in self.seen if set(found) <= seen]
@@ -157,14 +152,11 @@ class Isolation:
         return frozenset(n for n in self.names if _same(config, self.crashing, n))
 
 
-def suspects(crash: Crash, flags: Mapping[str, Sequence[str]]) -> list[str]:
-    """Parameters that a crash's text or category names, in the order of `flags` (parameter -> its flags or words).
-
-    Names match as whole words; dashes equal underscores.
-    """
-    said = "_" + re.sub(r"[^a-z0-9]+", "_", f"{crash.category} {crash.excerpt}".lower()) + "_"
-    return [name for name, others in flags.items()
-            if any(f"_{re.sub(r'[^a-z0-9]+', '_', word.lower()).strip('_')}_" in said for word in (name, *others))]
+def suspects(crash: Crash, names: Iterable[str]) -> list[str]:
+    """Parameters that a crash's text or category names, as whole words; dashes equal underscores."""
+    said, *words = (re.sub(r"[^a-z0-9]+", "_", f"_{text.lower()}_") for text in (
+        f"{crash.category} {crash.excerpt}", *names))
+    return [name for name, word in zip(names, words, strict=True) if word in said]
 
 
 def _same(a: Config, b: Config, name: str) -> bool:

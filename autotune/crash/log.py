@@ -108,18 +108,15 @@ def read_stream(file: BinaryIO, size: int | None = None) -> bytes:
         while held - len(tail[0]) >= TAIL:
             held -= len(tail[0])
             scan.feed(tail.popleft())
-    parts = [head, *scan.windows()]
-    marker = b"\n" + GAP.encode() + b"\n"
-    return (marker if scan.fed else b"").join([marker.join(parts) if len(parts) > 1 else head, b"".join(tail)])
+    marker = f"\n{GAP}\n".encode()
+    return (marker if scan.fed else b"").join([marker.join([head, *scan.windows()]), b"".join(tail)])
 
 
 def clean(data: bytes | str) -> Log:
     """Cleaned log; undecodable bytes become replacement characters, repeated lines are counted once."""
     if isinstance(data, bytes):
         data = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace")
-    text = data
-    if len(text) > HEAD + 2 * TAIL:
-        text = text[:HEAD] + f"\n{GAP}\n" + text[-2 * TAIL:]
+    text = data if len(data) <= HEAD + 2 * TAIL else f"{data[:HEAD]}\n{GAP}\n{data[-2 * TAIL:]}"
     if "\x1b" in text or "[0m" in text:
         text = ANSI.sub("", text)
     text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -133,8 +130,7 @@ class _Scan:
     """Surroundings of the first and last exceptions in a stream of chunks."""
 
     def __init__(self) -> None:
-        self.first: list[bytes] = []
-        self.last: collections.deque[bytes] = collections.deque(maxlen=WINDOWS)
+        self.found: list[bytes] = []
         self.fed = False
         self._before = b""
 
@@ -151,13 +147,11 @@ class _Scan:
     def windows(self) -> list[bytes]:
         if NEEDLE in self._before:
             self._keep(self._before)
-        return [*self.first, *self.last]
+        return self.found
 
     def _keep(self, window: bytes) -> None:
-        if len(self.first) < WINDOWS:
-            self.first.append(window)
-        else:
-            self.last.append(window)
+        self.found.append(window)
+        del self.found[WINDOWS:-WINDOWS]
 
 
 def _reduced(lines: list[str]) -> list[tuple[str, int]]:

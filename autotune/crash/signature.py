@@ -1,9 +1,5 @@
 """Signature of a fault: a short hash that is stable over ranks, pids, ports, addresses, times, paths and sizes.
 
-    signature(Stage.LOAD, "ValueError", "Free memory on device (3.2/4.0 GiB) ...",
-              [(".../vllm/v1/worker/gpu_worker.py", "init")])
-    -> "v1-3f9c21d07a"
-
 The hash covers stage, exception type, the skeleton of the message's first sentence, and the deepest frames of the
 engine (file and function without line numbers). A change of these rules needs a new VERSION.
 """
@@ -52,7 +48,7 @@ SENTENCE = re.compile(r"(?<=[a-z0-9)\]'\"`>#])[.!?](?=\s|$)", re.I)
 
 
 def signature(stage: Stage | None, kind: str, message: str, frames: Sequence[tuple[str, str]] = ()) -> str:
-    """Signature of a fault. `kind`: exception type; `frames`: (file, function), outermost first."""
+    """Signature of a fault, such as v1-3f9c21d07a. `kind`: exception type; `frames`: (file, function) from outside."""
     ours = [frame for frame in frames if ENGINES.search(PACKAGES.sub("", frame[0]))]  # of an engine or its kernels
     deepest = [f"{FOLDERS.sub('', file)}:{function}" for file, function in ours[-FRAMES:]]
     kind = kind.rsplit(".", 1)[-1]

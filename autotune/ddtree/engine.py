@@ -224,6 +224,7 @@ class Engine:
         chosen = self._choose(logits, requests, depths)
         paths = [walk(tree, self._corrupt(tree, row)) for tree, row in zip(trees, chosen, strict=True)]
         if self.drafter:
+            self.verify_steps += len(requests)
             self._learn(lengths, taps, paths)
         outputs = []
         for slot, (request, path, row) in enumerate(zip(requests, paths, chosen, strict=True)):
@@ -235,7 +236,6 @@ class Engine:
             request.verify_steps += 1
             self.accepted_tokens += len(path) - 1
             outputs.append(self._emit(request, [row[node] for node in path]))
-        self.verify_steps += len(requests)
         for slot in reversed(range(len(requests))):
             if outputs[slot].finish:
                 self._release(slot)

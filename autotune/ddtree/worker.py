@@ -130,7 +130,8 @@ class Worker:
                     engine.abort(*values)
                 idle = False
             outputs = engine.step()
-            metrics = (engine.verify_steps, engine.accepted_tokens, len(engine.running), len(engine.waiting))
+            queued = max(0, len(engine.waiting) + len(engine.running) - self.cache.slots)
+            metrics = (engine.verify_steps, engine.accepted_tokens, len(engine.running), queued)
             front.send(("step", [tuple(output) for output in outputs], metrics))
 
     def resolved(self) -> dict[str, Any]:

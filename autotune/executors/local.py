@@ -108,7 +108,7 @@ class LocalServer(RunningServer):
         powered = Powered(server.pid, self.executor.uuids(server.command.gpus))
         meter, _ = open_meter(self.executor.power or settings.power, powered, self.folder / f"power-{label}.csv")
         with meter:
-            found = measure(target, settings.workload.load(load, self.measurements), meter, settings.workload,
+            found = measure(target, settings.workload.load(load, self.measurements), meter,
                             limits=Limits(settings.limits), alive=lambda: server.alive,
                             progress=lambda text: self.progress(text, server.after_s),
                             record=self.folder / f"requests-{label}.jsonl", hide=server.redactor.text)

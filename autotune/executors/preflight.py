@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +21,6 @@ from autotune.power import open_meter
 from autotune.power.meter import MeterUnavailable, Powered, PowerSettings
 from autotune.records import Config, HostCannotRun, UsageError, Value
 from autotune.space.constraints import Rule
-from autotune.utils.files import free_mib
 
 SETTLE_S, POLL_S = 10.0, 0.5
 
@@ -95,7 +95,7 @@ def check_disk(settings: Settings, folder: pathlib.Path, launches: int = 1) -> N
     """Raises HostCannotRun when the disk of `folder` has no room for the files of so many launches."""
     while not folder.exists():
         folder = folder.parent
-    free, server = free_mib(folder), settings.server
+    free, server = shutil.disk_usage(folder).free / 2**20, settings.server
     needed = launches * (server.disk_free_mib + server.log_limit_mib)
     if free < needed:
         who = "a launch" if launches == 1 else f"{launches} launches side by side"

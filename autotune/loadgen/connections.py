@@ -76,21 +76,21 @@ class Connections:
     """
 
     def __init__(self, order: LoadOrder) -> None:
-        self.load = order.load
+        self.retries, workload = order.load.workload.retries, order.load.workload
         host, _, port = order.target.base_url.removeprefix("http://").rstrip("/").rpartition(":")
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
         self.family, self.address = found[0], found[4]
         self.source = RequestSource(order, f"{host}:{port}")
-        watch_all = (order.watch_all or not self.load.ignore_eos or self.load.concurrency <= FEWEST_WATCHED
-                     or self.load.token_timeout_s < LEAST_TIMEOUT_S)
-        self.slots = [Slot(number, watched=watch_all) for number in range(self.load.concurrency)]
+        watch_all = (order.watch_all or not workload.ignore_eos or order.load.concurrency <= FEWEST_WATCHED
+                     or workload.token_timeout_s < LEAST_TIMEOUT_S)
+        self.slots = [Slot(number, watched=watch_all) for number in range(order.load.concurrency)]
         self.pacing = Pacing(enabled=not watch_all and http1.can_wait_for_bytes())
         self.by_fd: dict[int, Slot] = {}
         self.poller = http1.poller()
         self.tally = Tally()
         self.pausing: list[tuple[float, Slot]] = []  # (end of the pause, slot)
         self._ended: list[tuple[Reply, int | None, TokenStream, float]] = []
-        self.closed_loop = self.load.rate_per_s is None
+        self.closed_loop = workload.rate_per_s is None
 
     def read(self, slot: Slot, now: float) -> float:
         """Read once and parse at once, except for an ordinary beginning of an answer, which `look` parses.
@@ -221,7 +221,7 @@ class Connections:
         slot.plain = False
         self._drop(slot)
         self.account()
-        if kind == "reset" and stale and done.attempts <= self.load.retries:
+        if kind == "reset" and stale and done.attempts <= self.retries:
             done.attempts += 1
             self.tally.kinds["retry"] += 1
             self._send(slot, now, done)

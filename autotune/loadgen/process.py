@@ -37,10 +37,10 @@ class Load:
     def __init__(self, order: LoadOrder, commands: int, out: BinaryIO) -> None:
         self.load, self.commands, self.out = order.load, commands, out
         self.connections = Connections(order)
-        self.rate = order.load.rate_per_s
+        self.rate = order.load.workload.rate_per_s
         self.arrivals: deque[float] = deque()  # open loop: requests due that found no free connection
         self.next_arrival = time.monotonic() if self.rate else float("inf")
-        self.arrival_rng = random.Random(f"{order.load.prompts.seed}/arrivals")
+        self.arrival_rng = random.Random(f"{order.load.workload.seed}/arrivals")
         self.gather_s = 0.0
         self.stopping = False
 
@@ -114,15 +114,15 @@ class Load:
             self.connections.start(idle.popleft(), now, due=self.arrivals.popleft())
 
     def _timers(self, now: float) -> None:
-        load, broken = self.load, self.connections.broken
+        workload, broken = self.load.workload, self.connections.broken
         for slot, sent_s in [(slot, slot.reply.sent) for slot in self.connections.slots if slot.reply is not None]:
             times = slot.stream.times
-            if now - sent_s > load.request_timeout_s:
-                broken(slot, now, "timeout_request", f"not done after {load.request_timeout_s:g} s")
-            elif not times and now - sent_s > load.first_token_timeout_s:
-                broken(slot, now, "timeout_first_token", f"no token within {load.first_token_timeout_s:g} s")
-            elif times and now - times[-1] > load.token_timeout_s:
-                broken(slot, now, "timeout_token", f"no further token within {load.token_timeout_s:g} s")
+            if now - sent_s > workload.request_timeout_s:
+                broken(slot, now, "timeout_request", f"not done after {workload.request_timeout_s:g} s")
+            elif not times and now - sent_s > workload.first_token_timeout_s:
+                broken(slot, now, "timeout_first_token", f"no token within {workload.first_token_timeout_s:g} s")
+            elif times and now - times[-1] > workload.token_timeout_s:
+                broken(slot, now, "timeout_token", f"no further token within {workload.token_timeout_s:g} s")
 
     def _tick(self, now: float) -> None:
         work = self.connections

@@ -52,7 +52,7 @@ class RequestSource:
 
     def __init__(self, order: LoadOrder, host: str) -> None:
         self._target, self._load, self._host = order.target, order.load, host
-        self._prompts = PromptSet(order.load.prompts, order.load.context_tokens, order.chars_per_token)
+        self._prompts = PromptSet(order.load.workload.prompt_source(), order.load.context_tokens, order.chars_per_token)
         self._format = WIRE_FORMATS[order.target.api]
         self._index, self._ready = 0, deque[Request]()
 
@@ -71,14 +71,14 @@ class RequestSource:
         return self._ready.popleft() if self._ready else self._build()
 
     def _build(self) -> Request:
-        index, load, target, seed = self._index, self._load, self._target, self._load.prompts.seed
+        index, target, workload = self._index, self._target, self._load.workload
         self._index += 1
-        wanted = load.output_tokens * (1 + load.output_spread * (2 * share(f"{seed}/length/{index}") - 1))
-        if load.rate_per_s is None and index < load.concurrency:  # the rest of a request: ends spread from the start
-            wanted *= share(f"{seed}/begun/{index}")
+        wanted = workload.output_tokens * (1 + workload.spread * (2 * share(f"{workload.seed}/length/{index}") - 1))
+        if workload.rate_per_s is None and index < self._load.concurrency:  # the rest of a request: ends are spread
+            wanted *= share(f"{workload.seed}/begun/{index}")
         tokens = max(1, round(wanted))
-        body = self._format.body(Generation(target.model, self._prompts.prompt(index), tokens, load.temperature,
-                                            load.ignore_eos, True, target.continuous_usage))
+        body = self._format.body(Generation(target.model, self._prompts.prompt(index), tokens, workload.temperature,
+                                            workload.ignore_eos, True, target.continuous_usage))
         return Request(index, tokens, request(self._host, self._format.path, msgspec.json.encode(body)), self._format)
 
 
@@ -114,12 +114,13 @@ def chars_per_token(target: Target, load: LoadSpec) -> float | None:
     The first request has as many characters as the context has tokens, so it is never too long; three of the wanted
     length follow. Raises NoAnswer and BadAnswer.
     """
-    if load.prompts.tokens is not None:
+    source = load.workload.prompt_source()
+    if source.tokens is not None:
         return None
-    prompts = PromptSet(load.prompts, load.context_tokens)
+    prompts, timeout_s = PromptSet(source, load.context_tokens), load.workload.first_token_timeout_s
 
     def tokens_of(*texts: str) -> int:
-        return sum(complete(target, text, 1, load.first_token_timeout_s).prompt_tokens or 0 for text in texts)
+        return sum(complete(target, text, 1, timeout_s).prompt_tokens or 0 for text in texts)
 
     tokens = tokens_of(prompts.sample(0, load.context_tokens))
     if not tokens:

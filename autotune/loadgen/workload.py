@@ -6,7 +6,7 @@ Defaults live in conf/workload.
 from __future__ import annotations
 
 import dataclasses
-import os
+import json
 import pathlib
 from typing import Annotated
 
@@ -65,54 +65,12 @@ class PromptSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class LoadSpec:
-    """A load: a closed loop of `concurrency` requests in flight, each finished one replaced at once.
-
-    With `rate_per_s` an open loop: Poisson arrivals, at most `concurrency` connections. Output lengths are uniform in
-    `output_tokens` * [1 - `output_spread`, 1 + `output_spread`]. A request on a kept-alive connection that closes
-    before any byte of the answer is sent again, `retries` times.
-    """
-
-    concurrency: int
-    context_tokens: int
-    output_tokens: int
-    output_spread: float
-    temperature: float
-    ignore_eos: bool
-    rate_per_s: float | None
-    prompts: PromptSpec
-    first_token_timeout_s: float
-    token_timeout_s: float
-    request_timeout_s: float
-    retries: int
-
-    def __post_init__(self) -> None:
-        if min(self.concurrency, self.context_tokens, self.output_tokens) < 1:
-            raise UsageError("concurrency, context and output_tokens must be at least 1")
-
-
-@dataclasses.dataclass(frozen=True)
-class LoadOrder:
-    """A load for the client's process. `watch_all`: read every stream as it arrives (see `read_batching`)."""
-
-    target: Target
-    load: LoadSpec
-    chars_per_token: float | None
-    watch_all: bool = False
-
-    def to_json(self) -> bytes:
-        """The order as one line of JSON; a path is the hexadecimal of its bytes, which need not be UTF-8."""
-        return msgspec.json.encode(self, enc_hook=lambda path: os.fsencode(path).hex())
-
-    @classmethod
-    def from_json(cls, line: bytes) -> LoadOrder:
-        """Decode what `to_json` encoded. Raises msgspec.MsgspecError for anything else."""
-        return msgspec.json.decode(line, type=cls, dec_hook=lambda kind, value: kind(os.fsdecode(bytes.fromhex(value))))
-
-
-@dataclasses.dataclass(frozen=True)
 class WorkloadSettings:
     """conf/workload: the requests, and the start and end of a window.
+
+    With `rate_per_s` requests arrive at Poisson times. Output lengths are uniform in `output_tokens` * [1 - `spread`,
+    1 + `spread`]. A request on a kept-alive connection that closes before any byte of the answer is sent again,
+    `retries` times.
 
     Warm-up lasts `warmup_s`..`warmup_max_s` and ends when tokens/s and power of the last two stretches of `settle_s` /
     2 differ by less than `drift` (a share) or their noise, and at least `concurrency` requests were answered. The
@@ -155,19 +113,17 @@ class WorkloadSettings:
                 raise UsageError(f"workload.{least}={getattr(self, least):g} is above {most}={getattr(self, most):g}")
 
     def load(self, load: Config, measurement: int = 0) -> LoadSpec:
-        """The load of one load part: `concurrency`, and `context` if the space has it. Raises UsageError.
+        """The load of one load part: `concurrency`, and `context` and `output_tokens` if the space has them.
 
         measurement: number of the measurement on one server. Each sends prompts of its own (the same for every
         configuration); a server with a prefix cache would answer repeated prompts from it.
         """
-        return LoadSpec(
-            concurrency=int(load.get("concurrency", 1)), context_tokens=int(load.get("context", self.contexts[0])),
-            output_tokens=int(load.get("output_tokens", self.output_tokens)), output_spread=self.spread,
-            temperature=self.temperature, ignore_eos=self.ignore_eos, rate_per_s=self.rate_per_s,
-            prompts=self.prompt_source(measurement), first_token_timeout_s=self.first_token_timeout_s,
-            token_timeout_s=self.token_timeout_s, request_timeout_s=self.request_timeout_s, retries=self.retries)
+        return LoadSpec(int(load.get("concurrency", 1)), dataclasses.replace(
+            self, contexts=[int(load.get("context", self.contexts[0]))],
+            output_tokens=int(load.get("output_tokens", self.output_tokens)),
+            seed=self.seed + SEED_STEP * measurement))
 
-    def prompt_source(self, measurement: int = 0) -> PromptSpec:
+    def prompt_source(self) -> PromptSpec:
         """Built-in text, a JSONL file, or random token ids. Raises UsageError."""
         path, tokens = None, None
         if self.prompts is not None and self.prompts.startswith(TOKENS):
@@ -177,4 +133,38 @@ class WorkloadSettings:
             tokens = int(low), int(high)
         elif self.prompts is not None:
             path = pathlib.Path(self.prompts)
-        return PromptSpec(self.seed + SEED_STEP * measurement, path, tokens, self.shared_prefix)
+        return PromptSpec(self.seed, path, tokens, self.shared_prefix)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadSpec:
+    """A load: a closed loop of `concurrency` requests in flight, each finished one replaced at once.
+
+    With `workload.rate_per_s` an open loop of at most `concurrency` connections.
+    """
+
+    concurrency: int
+    workload: WorkloadSettings
+
+    @property
+    def context_tokens(self) -> int:
+        return self.workload.contexts[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadOrder:
+    """A load for the client's process. `watch_all`: read every stream as it arrives (see `read_batching`)."""
+
+    target: Target
+    load: LoadSpec
+    chars_per_token: float | None
+    watch_all: bool = False
+
+    def to_json(self) -> bytes:
+        """The order as one line of ASCII JSON: a path in it need not be UTF-8."""
+        return json.dumps(msgspec.to_builtins(self)).encode()
+
+    @classmethod
+    def from_json(cls, line: bytes) -> LoadOrder:
+        """Decode what `to_json` encoded. Raises ValueError for anything else."""
+        return msgspec.convert(json.loads(line), cls)

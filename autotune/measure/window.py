@@ -18,7 +18,7 @@ from statistics import fmean, variance
 from autotune.loadgen.client import LoadClient
 from autotune.loadgen.requests import chars_per_token
 from autotune.loadgen.result import NO_FAILURES, LoadFailure, Reply, Tick, write_replies
-from autotune.loadgen.workload import LoadOrder, LoadSpec, Target, WorkloadSettings
+from autotune.loadgen.workload import LoadOrder, LoadSpec, Target
 from autotune.measure.limits import Limits
 from autotune.measure.metrics import MetricsReader
 from autotune.measure.statistics import gaps, percentiles, relative_half_width, token_arrivals, tokens_between
@@ -50,9 +50,9 @@ class Pulse:
         return now - then if now is not None and then is not None else self.t - since.t
 
 
-def measure(target: Target, load: LoadSpec, meter: Meter, settings: WorkloadSettings, *, limits: Limits,
-            alive: Callable[[], bool], progress: Callable[[str], None],
-            record: pathlib.Path | None = None, hide: Callable[[str], str] = str) -> Measurement | LoadFailure:
+def measure(target: Target, load: LoadSpec, meter: Meter, *, limits: Limits, alive: Callable[[], bool],
+            progress: Callable[[str], None], record: pathlib.Path | None = None,
+            hide: Callable[[str], str] = str) -> Measurement | LoadFailure:
     """Measure `target` under `load`; blocks until done. A KeyboardInterrupt ends the load and is raised again.
 
     `alive` is True while the server's process runs. `progress` gets a line about every second, `record` a JSON line per
@@ -65,7 +65,7 @@ def measure(target: Target, load: LoadSpec, meter: Meter, settings: WorkloadSett
         return LoadFailure("no_answer" if alive() else "server_died",
                            f"the server did not answer the first request: {str(error)[:200]}", str(error))
     with LoadClient(LoadOrder(target, load, ratio, limits.need_gaps)) as client, MetricsReader(target) as metrics:
-        run = _Run(client, load, meter, settings, alive, progress)
+        run = _Run(client, load, meter, alive, progress)
         try:
             steady = run.warm_up()
             before = metrics.mark()
@@ -86,9 +86,9 @@ def measure(target: Target, load: LoadSpec, meter: Meter, settings: WorkloadSett
 class _Run:
     """One running load: waits in small steps, and ends when the server dies or too many requests fail."""
 
-    def __init__(self, client: LoadClient, load: LoadSpec, meter: Meter, settings: WorkloadSettings,
-                 alive: Callable[[], bool], progress: Callable[[str], None]) -> None:
-        self.client, self.load, self.meter, self.settings = client, load, meter, settings
+    def __init__(self, client: LoadClient, load: LoadSpec, meter: Meter, alive: Callable[[], bool],
+                 progress: Callable[[str], None]) -> None:
+        self.client, self.load, self.meter, self.settings = client, load, meter, load.workload
         self.alive, self.progress = alive, progress
         self.said_s = 0.0
 
@@ -172,7 +172,7 @@ class _Run:
         ticks, reasons = self.ticks(pulses), []
         if _client_cpu(ticks, waiting=True) > CLIENT_BUSY:
             reasons.append("client_short_of_cpu")
-        if self.load.rate_per_s is None and sum(t.in_flight - HELD * self.load.concurrency for t in ticks) < 0:
+        if self.settings.rate_per_s is None and sum(t.in_flight - HELD * self.load.concurrency for t in ticks) < 0:
             reasons.append("concurrency_not_held")
         if len({t.kinds.get("late", 0) for t in ticks}) > 1:
             reasons.append("connections_exhausted")
@@ -211,9 +211,8 @@ class _Run:
 
 def _excerpt(tick: Tick | None) -> str:
     """An example of the most frequent failure; "" without any."""
-    counts = Counter(tick.kinds if tick else ())
-    worst = next((kind for kind, _ in counts.most_common() if kind not in NO_FAILURES), "")
-    return tick.details.get(worst, "") if tick else ""
+    failures = {kind: n for kind, n in tick.kinds.items() if kind not in NO_FAILURES} if tick else {}
+    return tick.details.get(max(failures, key=failures.__getitem__), "") if tick and failures else ""
 
 
 def _client_cpu(ticks: Sequence[Tick], waiting: bool = False) -> float:

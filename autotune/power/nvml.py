@@ -73,8 +73,6 @@ class NvmlMeter(SamplingMeter):
 
     def read(self) -> Reading:
         """Joules per UUID since the driver was loaded. Raises DeviceLost."""
-        if self._lost:
-            raise DeviceLost(self._lost)
         joules: dict[str, float] = {}
         for gpu in self._gpus:
             try:

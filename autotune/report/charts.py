@@ -221,8 +221,7 @@ def _front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def load_curves(story: Story) -> Figure | None:
-    """The objective over concurrency (or another load parameter): a curve for each launch measured under several loads,
-    the baseline's and the winner's in front, then the best."""
+    """The objective over concurrency (or another load parameter), a curve for each launch; the best ones in front."""
     space, found = story.space, [p for p in story.space.load_params if p.numeric and len(p.choices) > 1]
     param = min(found, key=lambda p: p.name != "concurrency", default=None)
     if param is None:

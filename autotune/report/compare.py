@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from autotune.config.settings import Settings
 
 LOADS = ("concurrency", "context")
-# Verdicts in the order of the table, with their tones.
+# Verdicts in the order of the table, with their tones; open: an interval includes no effect, or is unknown.
 TONES = {"changed sign": "bad", "differs": "strong", "open": "muted", "alike": ""}
 
 
 class Pair(NamedTuple):
-    """One lever in several studies; None for a study without it. `verdict` is changed sign, differs, alike or open (an
-    interval includes no effect, or is unknown)."""
+    """One lever in several studies, None in a study without it. `verdict` is a key of TONES."""
 
     name: str
     instead: str
@@ -123,8 +122,7 @@ def load(settings: Settings) -> Comparison:
 
 def compare(stories: Sequence[Story]) -> Comparison:
     """Put stories side by side. Raises UsageError when their objectives differ."""
-    objectives = {story.objective for story in stories}
-    if len(objectives) > 1:
+    if len(objectives := {story.objective for story in stories}) > 1:
         raise UsageError(f"these studies maximise different things ({', '.join(sorted(objectives))}): "
                          "they cannot be compared")
     return Comparison(tuple(stories), _pairs(stories), _caveats(stories), _signatures(stories))
@@ -186,11 +184,9 @@ def _caveats(stories: Sequence[Story]) -> tuple[str, ...]:
     for key, words in (("model", "models"), ("workload", "workloads"), ("limits", "limits")):
         if len({repr(story.identity.get(key)) for story in stories}) > 1:
             found.append(f"The {words} differ, so absolute figures do not compare.")
-    sources = {s.winner.energy.source for s in stories if s.winner is not None}
-    if len(sources) > 1:
+    if len(sources := {s.winner.energy.source for s in stories if s.winner is not None}) > 1:
         found.append(f"Energy comes from different sources ({', '.join(sorted(sources))}).")
-    unconfirmed = [s.study for s in stories if not s.confirmed]
-    if unconfirmed:
+    if unconfirmed := [s.study for s in stories if not s.confirmed]:
         found.append(f"Not confirmed: {', '.join(unconfirmed)}.")
     return tuple(found)
 

@@ -41,16 +41,11 @@ class CrashGroup(NamedTuple):
 
 
 class Fate(NamedTuple):
-    """Outcomes of the launches with one choice: served, and crashes by signature."""
+    """Launches with one choice by outcome: "served" first, then crash signatures."""
 
     param: str
     value: Value
-    served: int
-    crashed: dict[str, int]
-
-    @property
-    def launches(self) -> int:
-        return self.served + sum(self.crashed.values())
+    outcomes: Mapping[str, int]
 
 
 class Untried(NamedTuple):
@@ -82,7 +77,7 @@ def group(records: Sequence[TrialRecord], server_names: Iterable[str]) -> tuple[
         if not copied(record) and ended(record):
             for choice in _choices(record):
                 launched[choice].add(launch_key(record))
-    found = [_group(members, names, served, launched) for members in groups.values()]
+    found = (_group(members, names, served, launched) for members in groups.values())
     return tuple(sorted(found, key=lambda g: (-g.launches, -len(g.trials), g.trials[0])))
 
 
@@ -114,24 +109,23 @@ def _group(members: list[TrialRecord], names: set[str], served: set[Choice],
 
 
 def fates(space: Space, records: Iterable[TrialRecord],
-          crashes: Sequence[CrashGroup]) -> tuple[tuple[str, ...], tuple[Fate, ...]]:
+          crashes: Sequence[CrashGroup]) -> tuple[tuple[str, ...], list[Fate]]:
     """(signatures, outcomes of each launched server choice); rare signatures are counted under "other"."""
     named = tuple(g.signature for g in crashes[:MOST_SIGNATURES])
-    launches: dict[int, tuple[Config, str | None]] = {}
+    launches: dict[int, tuple[Config, str]] = {}
     for record in records:
         if not copied(record) and ended(record):
-            key, signature = launch_key(record), record.crash.signature if record.crash is not None else None
-            if key not in launches or (launches[key][1] is None and signature is not None):
-                launches[key] = (record.config, signature)
-    counted: dict[Choice, dict[str | None, int]] = collections.defaultdict(collections.Counter)
-    for config, signature in launches.values():
+            key, outcome = launch_key(record), record.crash.signature if record.crash is not None else "served"
+            if key not in launches or launches[key][1] == "served":
+                launches[key] = record.config, outcome
+    counted: dict[Choice, dict[str, int]] = collections.defaultdict(collections.Counter)
+    for config, outcome in launches.values():
         for name, value in config.items():
-            counted[name, repr(value)][signature if signature is None or signature in named else "other"] += 1
+            counted[name, repr(value)][outcome if outcome in ("served", *named) else "other"] += 1
     named += ("other",) * (len(crashes) > MOST_SIGNATURES)
-    found = [Fate(param.name, value, outcome[None], {s: outcome[s] for s in named if s in outcome})
-             for param in space.server_params for value in param.choices
-             if (outcome := counted.get((param.name, repr(value))))]
-    return named, tuple(found)
+    return named, [Fate(param.name, value, {s: outcomes[s] for s in ("served", *named) if s in outcomes})
+                   for param in space.server_params for value in param.choices
+                   if (outcomes := counted.get((param.name, repr(value))))]
 
 
 def untried(space: Space, records: Sequence[TrialRecord], pivots: Iterable[Mapping[str, Any]],

@@ -4,8 +4,8 @@
     annotate(study, record)            # after it is finished
     dashboard(settings, study)         # serve, on loopback only
 
-The dashboard (0.21) reads constraints in the form of Optuna 4 and picks the best trial without them.
-`FeasibleFirst` gives it both in the expected form; plots and the study's note are stored in the study itself.
+The dashboard (0.21) reads constraints in the form of Optuna 4 and picks the best trial without them: see
+`FeasibleFirst`. Plots and the study's note are stored in the study itself.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 import pathlib
 import shlex
 import socketserver
@@ -139,12 +140,12 @@ def _crash_map(story: Story) -> dict[str, Any] | None:
         return None
     about = {g.signature: f"<br>{plain(g.crash.category)}" for g in story.crashes}
     columns = ["served", *names]
-    counts = [[r.served if c == "served" else r.crashed.get(c, 0) for c in columns] for r in rows]
+    counts = [[row.outcomes.get(c, 0) for c in columns] for row in rows]
     trace = {"type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2,
              "x": [plain(c) + about.get(c, "") for c in columns],
              "y": [plain(choice_text(r.param, r.value)) for r in rows],
-             "z": [[n / r.launches for n in line] for r, line in zip(rows, counts, strict=True)],
-             "text": [[f"{n}/{r.launches}" if n else "" for n in line] for r, line in zip(rows, counts, strict=True)],
+             "z": [[n / sum(line) for n in line] for line in counts],
+             "text": [[f"{n}/{sum(line)}" if n else "" for n in line] for line in counts],
              "texttemplate": "%{text}", "textfont": {"size": 12}, "hoverinfo": "x+y+text", "zmin": 0, "zmax": 1,
              "colorbar": {"title": {"text": "share"}, "tickformat": ".0%"}}
     return {"data": [trace], "layout": layout(
@@ -187,22 +188,16 @@ def attach(trial: optuna.Trial, artifacts: pathlib.Path, files: Iterable[pathlib
     from optuna.artifacts import FileSystemArtifactStore, upload_artifact
 
     artifacts.mkdir(parents=True, exist_ok=True)
-    store = FileSystemArtifactStore(str(artifacts))
+    store, ids = FileSystemArtifactStore(str(artifacts)), []
     with tempfile.TemporaryDirectory() as scratch:
-        return [upload_artifact(artifact_store=store, file_path=str(_end(file, pathlib.Path(scratch))),
-                                study_or_trial=trial)
-                for file in files if file.is_file() and file.stat().st_size > 0]
-
-
-def _end(file: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
-    """The file itself, or a copy of its end when it is large."""
-    size = file.stat().st_size
-    if size <= LARGEST:
-        return file
-    with file.open("rb") as source:
-        source.seek(size - LARGEST)
-        (scratch / file.name).write_bytes(source.read(LARGEST))
-    return scratch / file.name
+        for file in (file for file in files if file.is_file() and file.stat().st_size > 0):
+            if file.stat().st_size > LARGEST:
+                with file.open("rb") as source:
+                    source.seek(-LARGEST, os.SEEK_END)
+                    file = pathlib.Path(scratch) / file.name
+                    file.write_bytes(source.read(LARGEST))
+            ids.append(upload_artifact(artifact_store=store, file_path=str(file), study_or_trial=trial))
+    return ids
 
 
 def note(record: TrialRecord, unit: str, limits: Mapping[str, float]) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from autotune.measure.objective import UNITS
-from autotune.records import AutotuneError, Count, from_json
+from autotune.records import AutotuneError, Count, UsageError
 from autotune.report.crashes import CrashGroup, Untried, group, launch_key, untried
 from autotune.report.levers import Lever, bounded_exp, levers
 from autotune.report.measured import Tested, copied, ended, find, tested, valid
@@ -28,6 +28,7 @@ from autotune.space.space import Space
 from autotune.storage.schema import Choice, read_pivots
 from autotune.storage.trial import TrialRecord
 from autotune.utils.files import read_plain
+from autotune.utils.validation import from_json
 
 if TYPE_CHECKING:
     from autotune.config.settings import Settings
@@ -216,8 +217,7 @@ def read_folder(settings: Settings, study: Study, name: str, space: Space, limit
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Suspend garbage collection: it would take more than half of the time of reading a large study's million objects,
-    all of which live."""
+    """Suspend garbage collection, which would take half of the time of reading a large study: all its objects live."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -237,7 +237,7 @@ def _matrix(path: pathlib.Path) -> Any:
     try:
         from_json(rows, list[MatrixRow])
         return from_json(rows, list[dict[str, Choice | None]])
-    except ValueError as error:
+    except UsageError as error:
         raise AutotuneError(f"{path} is not a list of rows as the verb matrix writes them (row {error}): delete it, or "
                             "run the verb matrix again") from error
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autotune.records import Config, config_key
 from autotune.report import measured, verdict
 from autotune.report.charts import px
-from autotune.report.crashes import Fate, fates
+from autotune.report.crashes import fates
 from autotune.report.levers import Lever
 from autotune.report.measured import Tested, changes_text, choice_text, config_text, region_text, value_text
 from autotune.report.story import Conclusion, Story
@@ -255,8 +255,8 @@ def crashes(story: Story) -> tuple[Table, Table]:
     """(crashes by signature, outcomes of the launches with each choice)."""
     names, outcomes = fates(story.space, story.records, story.crashes)
 
-    def css(signature: str) -> str:
-        return f"sig{names.index(signature if signature in names else 'other') % 9}"
+    def css(outcome: str) -> str:
+        return outcome if outcome == "served" else f"sig{names.index(outcome if outcome in names else 'other') % 9}"
 
     groups = table(("Signature", ">Launches", "Stage", "Blame", "Category", "What happened", "Always with"), (
         (Cell(one_line(g.signature), picture={"kind": "swatch", "css": css(g.signature)}), str(g.launches),
@@ -265,21 +265,19 @@ def crashes(story: Story) -> tuple[Table, Table]:
          ", ".join(f"{choice_text(s.param, s.value)} ({s.crashed} of {s.launches})" for s in g.suspects))
         for g in story.crashes[:MOST_GROUPS]))
     return groups, table(("Choice", "?>Launches", ">Served", "Share", "?Crashes by signature"), (
-        (choice_text(fate.param, fate.value), str(fate.launches), str(fate.served),
-         Cell("", picture=_shares(fate, [("served", "served", fate.served),
-                                         *((css(s), s, n) for s, n in fate.crashed.items())])),
-         ", ".join(f"{s}: {n}" for s, n in fate.crashed.items())) for fate in outcomes),
+        (choice_text(fate.param, fate.value), str(sum(fate.outcomes.values())), str(fate.outcomes.get("served", 0)),
+         Cell("", picture=_shares(fate.outcomes, css)),
+         ", ".join(f"{s}: {n}" for s, n in fate.outcomes.items() if s != "served")) for fate in outcomes),
         "How launches with each choice ended (green: served)")
 
 
-def _shares(fate: Fate, outcomes: Sequence[tuple[str, str, int]]) -> Picture:
-    """Outcomes of launches, (style class, name, launches), as shares of a bar."""
-    parts, at = [], 0.0
-    for css, name, n in outcomes:
-        width = BAR_WIDTH * n / fate.launches
-        if n:
-            parts.append({"css": css, "x": px(at), "width": px(width),
-                          "title": f"{name}: {n} ({percent(n / fate.launches)})"})
+def _shares(outcomes: Mapping[str, int], css: Callable[[str], str]) -> Picture:
+    """Launches by outcome as shares of a bar; css: the style class of an outcome."""
+    parts, at, launches = [], 0.0, sum(outcomes.values())
+    for name, n in outcomes.items():
+        width = BAR_WIDTH * n / launches
+        parts.append({"css": css(name), "x": px(at), "width": px(width),
+                      "title": f"{name}: {n} ({percent(n / launches)})"})
         at += width
     return {"kind": "shares", "parts": parts}
 

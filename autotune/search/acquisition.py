@@ -20,6 +20,7 @@ from autotune.search.value_model import Data, Posterior, Prior, expected_improve
 
 Belief = tuple[float, Posterior]  # (weight, value model)
 
+LEAST = 1e-4  # smallest gain that justifies a measurement
 BLIND_GAIN = 0.1  # expected gain of a launch before the first measurement
 SURVIVED = 0.05  # load parts with a lower survival probability promise no gain
 UPPER = 1.64  # sds above the mean that are still plausible (the 95 % quantile)
@@ -110,25 +111,8 @@ def forecast_launches(memory: Observations, beliefs: Sequence[Belief], crashes: 
                     upper.max(axis=1), cost_s)
 
 
-LEAST = 1e-4  # smallest gain that justifies a measurement
 CHEAP = 0.25  # most expensive exploratory measurement, as a share of a launch's time
 SAFE = 0.9  # least survival probability of an exploratory measurement
-
-
-def next_load(gains: Floats, repeats: Floats, measure_s: float, bar: float, fresh: bool, fallback: int) -> int | None:
-    """Index of the next load part; None stops the server.
-
-    gains: (L,) expected gain of each unmeasured load part; repeats: (L,) worth of another measurement; bar: gain per
-    second of the best other launch. A fresh server is measured at least once, under `fallback` without any gain.
-    No monotonicity over the load is assumed.
-    """
-    worth = np.maximum(gains, repeats)
-    index = int(np.argmax(worth))
-    if fresh:
-        return int(np.argmax(gains)) if gains.max() > LEAST else fallback
-    if worth[index] < LEAST or worth[index] / measure_s < bar:
-        return None
-    return index
 
 
 def repeats(memory: Observations, posterior: Posterior, key: Key) -> Floats:

@@ -103,7 +103,7 @@ class Grid:
         for j, load in enumerate(self.load_rows):
             full = np.concatenate([rows, np.tile(load, (len(rows), 1))], axis=1)
             if linked:
-                out[:, j] = (self._settle(full) == full).all(axis=1) & self._complete(full)
+                out[:, j] = self._exist(full)
             out[:, j] &= ~self._forbidden(full, self.space.rules)
         return out
 
@@ -117,9 +117,7 @@ class Grid:
         """Every existing combination of the choices of `params`."""
         shape = [len(p.choices) + bool(p.when) for p in params]
         rows = np.ascontiguousarray(np.indices(shape, dtype=np.int16).reshape(len(shape), math.prod(shape)).T)
-        if any(p.when for p in params) and not offset:
-            rows = rows[(self._settle(rows) == rows).all(axis=1) & self._complete(rows)]
-        return rows
+        return rows if offset else rows[self._exist(rows)]
 
     def _settle(self, rows: Codes) -> Codes:
         """The rows with the parameters whose `when` does not hold set to absent."""
@@ -129,12 +127,12 @@ class Grid:
                 rows[~self._matches(param.when, rows), i] = len(param.choices)
         return rows
 
-    def _complete(self, rows: Codes) -> Mask:
-        """(n,) True where every existing parameter has a choice."""
+    def _exist(self, rows: Codes) -> Mask:
+        """(n,) True where exactly the parameters whose `when` holds have a choice."""
         good = np.ones(len(rows), dtype=bool)
         for i, param in enumerate(self.params[:rows.shape[1]]):
             if param.when:
-                good &= (rows[:, i] < len(param.choices)) | ~self._matches(param.when, rows)
+                good &= (rows[:, i] < len(param.choices)) == self._matches(param.when, rows)
         return good
 
     def _filtered(self, rows: Codes) -> Codes:

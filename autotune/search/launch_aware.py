@@ -131,21 +131,21 @@ class LaunchAware:
         if fresh and key == self._baseline_key and (server is None or
                                                     self._baseline_load not in self.memory.settled(server)):
             return self._baseline_load  # the reference of all comparisons
-        forecast = self._forecast(row, self._expecting(), set())
-        if not fresh and self._best is not None and self._best[0] == key:
+        gains = self._forecast(row, self._expecting(), set()).gains[0]
+        if fresh:
+            return int(np.argmax(gains)) if gains.max() > acquisition.LEAST else self._usual_load(row)
+        if self._best is not None and self._best[0] == key:
             _, load, value = self._best
             if self.memory.uncertain(key, load) and (not self._busy or acquisition.chance_to_stay_best(
                     value, self._beliefs[0][1], *self._pending()) >= LIKELY):
                 return load  # a new leader is measured again: luck makes leaders
-        gains, again = forecast.gains[0], np.zeros(len(self.grid.load_rows))
         if self._beliefs:
-            gains = gains if fresh else np.maximum(gains, self._sceptic(row).gains[0])
             again = acquisition.repeats(self.memory, self._beliefs[0][1], key)
-        measure_s = Costs.of(self.memory).measure_s
-        index = acquisition.next_load(gains, again, measure_s, self._bar, fresh, self._usual_load(row))
-        if index is None and self._beliefs:
-            index = acquisition.unfamiliar(self.memory, self._crashes, self._beliefs[0][1], key)
-        return index
+            gains = np.maximum(np.maximum(gains, self._sceptic(row).gains[0]), again)
+        index = int(np.argmax(gains))
+        if gains[index] >= acquisition.LEAST and gains[index] / Costs.of(self.memory).measure_s >= self._bar:
+            return index
+        return acquisition.unfamiliar(self.memory, self._crashes, self._beliefs[0][1], key) if self._beliefs else None
 
     def _usual_load(self, row: Codes) -> int:
         """Load part of a server without an expected gain: that of the best, else of the baseline."""

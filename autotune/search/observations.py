@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -20,7 +20,6 @@ MOST_INVALID = 2  # invalid measurements of a configuration before it is given u
 MOST_REPEATS = 3  # measurements of one configuration
 SURE = 0.01  # relative standard error below which a leader is not measured again
 MANY = 160  # most configurations given to the value model, whose cost grows with their cube
-ROOM = 16  # initial capacity for server parts
 MANY_CRASHES, OF_ONE_KIND = 60, 10  # most crashes given to the crash model, in all and per signature: the newest
 NOISE = 0.02  # relative standard deviation of a measurement that does not state its own
 
@@ -47,7 +46,6 @@ class Observations:
         self.used_s = 0.0
         self.launch_s, self.crash_s, self.measure_s = list[float](), list[float](), list[float]()
         self.limits: list[str] = []
-        self._rows = np.zeros((ROOM, grid.width), dtype=np.int16)  # rows of `servers` plus spare capacity
         self._feasible: tuple[int, list[tuple[Key, int]]] = (0, [])
         self._points: dict[tuple[Key, int], tuple[Floats, float]] = {}
         self.last_good: Key | None = None
@@ -61,12 +59,7 @@ class Observations:
         row = self.grid.server_row(observation.server)
         key = tuple(row.tolist())
         load = None if observation.load is None else self.grid.load_index(observation.load)
-        server = self.servers.get(key)
-        if server is None:
-            if len(self.servers) == len(self._rows):
-                self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-            self._rows[len(self.servers)] = row
-            server = self.servers[key] = Server(row)
+        server = self.servers.setdefault(key, Server(row))
         self.count += 1
         self.used_s += observation.cost_s
         self.launches += observation.launch_s > 0
@@ -124,15 +117,14 @@ class Observations:
 
     def passed(self) -> Codes:
         """(n, P) codes of server parts that came up."""
-        return self._where(s.came_up for s in self.servers.values())
+        return self._rows([key for key, s in self.servers.items() if s.came_up])
 
     def crashed(self) -> Codes:
         """(n, P) codes of server parts that crashed and never came up."""
-        return self._where(bool(s.launch_crashes) and not s.came_up for s in self.servers.values())
+        return self._rows([key for key, s in self.servers.items() if s.launch_crashes and not s.came_up])
 
-    def _where(self, true: Iterable[bool]) -> Codes:
-        """(n, P) codes of the `servers` selected by `true`, oldest first."""
-        return np.asarray(self._rows[:len(self.servers)][np.fromiter(true, dtype=bool, count=len(self.servers))])
+    def _rows(self, keys: list[Key]) -> Codes:
+        return np.array(keys, dtype=np.int16).reshape(len(keys), self.grid.width)
 
     def works(self, when: Mapping[str, tuple[Value, ...]], under_load: bool) -> bool:
         """True if a server part with one of the choices of each parameter in `when` came up (or was measured)."""
@@ -151,9 +143,9 @@ class Observations:
 
     def served(self) -> Codes:
         """(n, D) codes of configurations measured without a crash."""
-        at = np.array([(i, j) for i, s in enumerate(self.servers.values()) for j in s.values], dtype=np.intp)
-        at = at.reshape(len(at), 2)
-        return np.concatenate([self._rows[at[:, 0]], self.grid.load_rows[at[:, 1]]], axis=1)
+        at = [(key, load) for key, server in self.servers.items() for load in server.values]
+        loads = np.array([load for _, load in at], dtype=np.intp)
+        return np.concatenate([self._rows([key for key, _ in at]), self.grid.load_rows[loads]], axis=1)
 
     def measurements(self) -> Data:
         """Mean log objective and log limit ratios per configuration with a value, and the sd of their noise.
@@ -163,7 +155,7 @@ class Observations:
         points = list(self._points.items())
         if len(points) > MANY:
             points = [points[i] for i in _informative(np.array([y[0] for y, _ in self._points.values()]))]
-        rows = np.array([key for (key, _), _ in points], dtype=np.int16).reshape(len(points), self.grid.width)
+        rows = self._rows([key for (key, _), _ in points])
         return Data(rows, np.array([load for (_, load), _ in points], dtype=np.intp),
                     np.array([y for _, (y, _) in points]).reshape(len(rows), 1 + len(self.limits)),
                     np.array([noise for _, (_, noise) in points]))

@@ -41,8 +41,7 @@ class Region(NamedTuple):
     inside: Mask  # (n,) rows of the forecast
     belief: float  # probability that the region is at fault
     evidence: tuple[Failure, ...]
-    probe: int  # row of its most promising launch
-    chance: float  # that its probe comes up (and is measured, for crashes under load)
+    chance: float  # that its most promising launch comes up (and is measured, for crashes under load)
     upper: float
     cost_s: float
     left: int  # its launches that would rank above the best other launch if they came up for sure
@@ -62,7 +61,6 @@ class _Found(NamedTuple):
     when: When
     belief: float
     inside: Mask
-    isolating: bool = False
     under_load: bool = False
 
 
@@ -73,21 +71,21 @@ def evaluate_regions(forecast: Forecast, crashes: CrashModel, least: float,
     least: smallest expected gain that justifies a launch.
     """
     worth = forecast.expected.copy()
-    found = [_Found({column: (code,)}, part, forecast.inside({column: (code,)}), not under_load, under_load)
+    found = [_Found({column: (code,)}, part, forecast.inside({column: (code,)}), under_load)
              for under_load in (False, True) for column, code, part in crashes.suspects(under_load)
              if part >= SUSPICION]
     found += [_Found(when, part, forecast.inside(when)) for when, part in crashes.combinations() if part >= CULPRIT]
     weight = _spared(pending_launches)
     for some in found:
-        if some.isolating:
+        if len(some.when) == 1 and not some.under_load:  # isolating launches only
             top = (forecast.chance * (some.inside & (forecast.upper > 0))).max(initial=0.0)
             worth[some.inside & (forecast.chance < ISOLATING * top)] = 0.0
             hopeful = some.inside & (worth > 0)
             worth[hopeful] = np.maximum(worth, weight * forecast.chance * forecast.upper)[hopeful]
     free = np.logical_and.reduce([~some.inside for some in found], initial=True) & (worth > 0)
     nothing_else = not (worth[free] >= least).any()
-    evaluated = (_evaluated(forecast, crashes, worth, some, least, nothing_else) for some in found)
-    regions = [region for region in evaluated if region is not None]
+    regions = [region for some in found
+               if (region := _evaluated(forecast, crashes, worth, some, least, nothing_else)) is not None]
     for region in regions:
         if region.why is not None:
             worth[region.inside] = 0.0
@@ -136,8 +134,7 @@ def _evaluated(forecast: Forecast, crashes: CrashModel, worth: Floats, found: _F
         why = "the best other launch gains more per second"
         opens = f"other launches gain less than {chance * upper / cost_s * 3600:.1%} an hour"
     left = int((inside & (forecast.gain / forecast.cost_s > alternative)).sum())
-    return Region(names, inside, part, evidence, probe, chance, upper, cost_s, left, other, why, opens,
-                  found.under_load)
+    return Region(names, inside, part, evidence, chance, upper, cost_s, left, other, why, opens, found.under_load)
 
 
 def _lacks(param: Param, choices: tuple[Value, ...], evidence: tuple[Failure, ...], part: float) -> str | None:

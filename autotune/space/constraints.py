@@ -144,27 +144,23 @@ class WrittenRule:
     def _expand_present(self, choices: Mapping[str, Values],
                         default: Callable[[str], Value | None]) -> Iterator[Mapping[str, Values]]:
         """The rule where every configuration has all of `choices` and the defaults of all other parameters."""
-        compared = [n for n in dict.fromkeys(n for c in self.when.values() for n in c.names)]
+        compared = dict.fromkeys(n for condition in self.when.values() for n in condition.names)
         inside = [name for name in compared if name in choices]
         outside = {name: value for name in compared if name not in choices and (value := default(name)) is not None}
         for values in itertools.product(*(choices[name] for name in inside)):
-            yield from self._expand_fixed(choices, default, dict(zip(inside, values, strict=True)), outside)
-
-    def _expand_fixed(self, choices: Mapping[str, Values], default: Callable[[str], Value | None],
-                      fixed: Config, outside: Config) -> Iterator[Mapping[str, Values]]:
-        """The rule where the compared parameters have the values of `fixed`."""
-        when: dict[str, Values] = {name: (value,) for name, value in fixed.items()}
-        for name, condition in self.when.items():
-            if name in choices:
-                when[name] = tuple(c for c in when.get(name, choices[name]) if condition.holds(c, {**outside, **fixed}))
-                if not when[name]:
-                    return
-            elif (value := default(name)) is None:
-                if condition.given is not False:
-                    return
-            elif not condition.holds(value, {**outside, **fixed}):
-                return
-        yield when
+            when: dict[str, Values] = {name: (value,) for name, value in zip(inside, values, strict=True)}
+            config = {**outside, **dict(zip(inside, values, strict=True))}
+            for name, condition in self.when.items():
+                if name in choices:
+                    when[name] = tuple(c for c in when.get(name, choices[name]) if condition.holds(c, config))
+                    possible = bool(when[name])
+                else:
+                    value = default(name)
+                    possible = condition.given is False if value is None else condition.holds(value, config)
+                if not possible:
+                    break
+            else:
+                yield when
 
 
 def _absences(name: str, choices: Mapping[str, Values],

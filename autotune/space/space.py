@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -21,14 +20,14 @@ from autotune.records import Config, UsageError, Value, canonical, config_key, d
 from autotune.space.constraints import Rule, RuleFile, WrittenRule, among, as_tuple, text
 from autotune.utils.redact import Redactor
 from autotune.utils.text import printable
-from autotune.utils.validation import Number, convert, shown
+from autotune.utils.validation import Number, convert
 
 # Sections of a space that overlay the settings of the same name in conf/.
 OVERLAYS = ("workload", "limits", "study", "power", "server", "agreement")
 ENUMERABLE = 200_000  # configurations that a grid may hold
 MOST_CHOICES = 1000
 MOST_CONCURRENCY = 65536  # each request in flight takes a port of this machine
-LARGEST_INT = 2**63
+TOKEN_LOADS, MOST_TOKENS = ("context", "output_tokens"), 10**9  # load parameters that count the tokens of a request
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}\Z", description=(
     "letters, digits, _, - and dots (at most 100, no dot first)"))]  # a study's folder is named after it
 ModelName = Annotated[str, Meta(pattern=r"^[a-z_][a-z0-9_.]{0,99}\Z", description=(
@@ -117,7 +116,6 @@ class Space:
             belief={name: {choice: (float(low), float(high)) for choice, (low, high) in factors.items()}
                     for name, factors in (file.belief or {}).items()},
             describe=Redactor().text(printable(str(file.describe or ""), keep="\n")))
-        space._check_conditions(where)
         space._check_names(where, written)
         space = dataclasses.replace(space, baseline=space.check(file.baseline, f"{where}: baseline"), rules=tuple(
             rule for one in written for rule in space.expand(one)))
@@ -186,7 +184,8 @@ class Space:
         for param in self.params:
             if not self.active(param, clean):
                 if param.name in config:
-                    raise UsageError(f"{where}: {param.name} does not exist there: it needs {_when_text(param.when)}")
+                    needed = " and ".join(f"{name} in ({_list(values)})" for name, values in param.when.items())
+                    raise UsageError(f"{where}: {param.name} does not exist there: it needs {needed}")
                 continue
             if param.name not in config:
                 raise UsageError(f"{where}: {param.name} is missing (choices: {_list(param.choices)})")
@@ -197,50 +196,12 @@ class Space:
             clean[param.name] = found[0]
         return clean
 
-    def servers(self) -> Iterator[dict[str, Value]]:
-        """Every allowed server part, in order of the choices. Check `size` first: there may be millions."""
-        yield from self._walk(self.server_params)
-
-    def loads(self, server: Config | None = None) -> list[dict[str, Value]]:
-        """Every load part that is allowed on `server`; without a server, on any."""
-        loads = [{k: v for k, v in full.items() if self.param(k).load}
-                 for full in self._walk(self.load_params, dict(server or {}), bool(server))]
-        return loads or [{}]
-
     def size(self) -> int:
         """Upper bound of the number of server parts (conditions and rules not subtracted)."""
         return math.prod(len(p.choices) for p in self.server_params)
 
-    def sample(self, rng: random.Random) -> dict[str, Value]:
-        """A random allowed configuration. Raises UsageError if the rules refuse 10,000 draws."""
-        for _ in range(10_000):
-            config: dict[str, Value] = {}
-            for param in self.params:
-                if self.active(param, config):
-                    config[param.name] = rng.choice(param.choices)
-            if self.forbidden(config) is None:
-                return config
-        raise UsageError(f"{self.name}: the forbid rules leave (almost) no configuration")
-
-    def _walk(self, params: Sequence[Param], start: dict[str, Value] | None = None,
-              ruled: bool = True) -> Iterator[dict[str, Value]]:
-        def extend(index: int, config: dict[str, Value]) -> Iterator[dict[str, Value]]:
-            if index == len(params):
-                if not ruled or self.forbidden(config) is None:
-                    yield dict(config)
-                return
-            param = params[index]
-            if not self.active(param, config):
-                yield from extend(index + 1, config)
-                return
-            for choice in param.choices:
-                config[param.name] = choice
-                yield from extend(index + 1, config)
-            del config[param.name]
-
-        yield from extend(0, dict(start or {}))
-
-    def _check_conditions(self, where: str) -> None:
+    def _check_names(self, where: str, rules: Sequence[WrittenRule]) -> None:
+        """Raises UsageError for conditions, rules and beliefs on unknown parameters and choices."""
         loads = dict[str, bool]()
         for param in self.params:
             at = f"{where}: params.{param.name}"
@@ -251,20 +212,11 @@ class Space:
                 if not param.load and loads[other]:
                     raise UsageError(f"{at} needs a launch, so its when cannot name the load parameter {other}")
             loads[param.name] = param.load
-
-    def _check_names(self, where: str, rules: Sequence[WrittenRule]) -> None:
-        """Raises UsageError for rules and beliefs on unknown parameters and choices."""
-        names = {p.name for p in self.params}
         for rule in rules:
-            for other in rule.names:
-                if other not in names:
-                    raise UsageError(f"{where}: forbid names the unknown parameter {other}")
-            for other, condition in rule.when.items():
-                self._check_values(other, as_tuple(condition.one_of), f"{where}: forbid",
-                                   "'~space.forbid' leaves the rules out")
+            for name in rule.names:
+                listed = as_tuple(rule.when[name].one_of) if name in rule.when else ()
+                self._check_values(name, listed, f"{where}: forbid", "'~space.forbid' leaves the rules out")
         for name, factors in self.belief.items():
-            if name not in names:
-                raise UsageError(f"{where}: belief names the unknown parameter {name}")
             self._check_values(name, tuple(factors), f"{where}: belief", f"'~space.belief.{name}' leaves it out")
             for choice, (low, high) in factors.items():
                 if not 0 < low <= high < math.inf:
@@ -278,10 +230,11 @@ class Space:
 
     def _check_values(self, name: str, values: Sequence[Value], where: str, remedy: str = "") -> None:
         """Raises UsageError for values that are no choices; `remedy` is for choices that were narrowed on purpose."""
-        unknown = [value for value in values if not among(value, self.param(name).choices)]
-        if unknown:
-            listed = " or ".join(map(repr, unknown))
-            raise UsageError(f"{where}: {name} has no choice {listed} ({_list(self.param(name).choices)})"
+        choices = next((param.choices for param in self.params if param.name == name), None)
+        if choices is None:
+            raise UsageError(f"{where} names the unknown parameter {name}")
+        if unknown := [repr(value) for value in values if not among(value, choices)]:
+            raise UsageError(f"{where}: {name} has no choice {' or '.join(unknown)} ({_list(choices)})"
                              + (f"; {remedy}" if remedy else ""))
 
 
@@ -308,17 +261,14 @@ def _param(name: str, file: _ParamFile, at: str) -> Param:
     for choice in choices:
         if isinstance(choice, str):
             _refuse_secret(choice, name, at)
-        elif not math.isfinite(choice) if isinstance(choice, float) else abs(choice) >= LARGEST_INT:
-            raise UsageError(f"{at}: {shown(choice)} is not a text, number (at most 64 bits) or boolean")
         other = equal.get(choice, spelled.get(text(choice)))  # storage takes 1 for true, a command line "1" for 1
         if other is not None:
             raise UsageError(f"{at}: a choice is listed twice" if among(choice, (other,)) else
                              f"{at}: {other!r} and {choice!r} cannot be told apart: leave one out")
         equal[choice] = spelled[text(choice)] = choice
-    if name == "concurrency" and not all(isinstance(c, int) and not isinstance(c, bool) and 0 < c <= MOST_CONCURRENCY
-                                         for c in choices):
-        raise UsageError(f"{at}: concurrency takes positive whole numbers up to {MOST_CONCURRENCY}, "
-                         f"not {_list(choices)}")
+    most = MOST_CONCURRENCY if name == "concurrency" else MOST_TOKENS if file.load and name in TOKEN_LOADS else None
+    if most and not all(isinstance(c, int) and not isinstance(c, bool) and 0 < c <= most for c in choices):
+        raise UsageError(f"{at}: {name} takes positive whole numbers up to {most}, not {_list(choices)}")
     when = {other: as_tuple(values) for other, values in (file.when or {}).items()}
     return Param(name, choices, when, file.load, step)
 
@@ -337,15 +287,10 @@ def _range(bounds: tuple[Number, Number], step: Number | None, at: str) -> tuple
 
 
 def _models(raw: Mapping[str, Value | None], where: str) -> dict[str, str]:
-    """Models by their names in engine files. Raises UsageError for names that an export cannot tell apart."""
-    found: dict[str, str] = {}
-    for key, value in raw.items():
-        if value is None:
-            continue
-        if same := next((other for other in found if other.replace(".", "_") == key.replace(".", "_")), None):
-            raise UsageError(f"{where}: model: {same} and {key} are the same name to an export: rename one")
-        _refuse_secret(str(value), key, f"{where}: model.{key}")
-        found[key] = str(value)
+    """Models by their names in engine files. Raises UsageError for a secret."""
+    found = {key: str(value) for key, value in raw.items() if value is not None}
+    for key, value in found.items():
+        _refuse_secret(value, key, f"{where}: model.{key}")
     return found
 
 
@@ -359,7 +304,3 @@ def _refuse_secret(value: str, name: str, at: str) -> None:
 
 def _list(values: Sequence[Value]) -> str:
     return ", ".join(str(v) for v in values)
-
-
-def _when_text(when: Mapping[str, Sequence[Value]]) -> str:
-    return " and ".join(f"{name} in ({_list(values)})" for name, values in when.items())

@@ -110,11 +110,11 @@ class Retries:
 
 
 def open_storage(url: str, lost_after_s: float, retries: Retries) -> optuna.storages.RDBStorage:
-    """Optuna's storage; trials without a heartbeat for `lost_after_s` seconds are stale in it.
+    """Optuna's storage with retried calls; trials without a heartbeat for `lost_after_s` seconds are stale in it.
 
-    Its calls are retried; a call that still fails raises AutotuneError. A retried call may take effect twice: a trial
-    made twice is failed at the next start. Raises UsageError for an unsupported URL, HostCannotRun for a missing
-    driver, and exceptions of SQLAlchemy and its drivers for a database that does not answer.
+    A retried call may take effect twice: a trial made twice is failed at the next start. Raises UsageError for an
+    unsupported URL, HostCannotRun for a missing driver, and exceptions of SQLAlchemy for a database that does not
+    answer; a call that fails later raises AutotuneError.
     """
     import optuna
     from sqlalchemy.engine import make_url

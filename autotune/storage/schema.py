@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from autotune.records import AutotuneError, Count, Number, from_json
+from autotune.records import AutotuneError, Count, Number, UsageError
 from autotune.utils.files import append_line, read_plain
 from autotune.utils.text import SPELLED, printable
+from autotune.utils.validation import from_json
 
 REMEDY = "Restore a backup or use study.name=NAME."
 Choice = str | Count | Number | bool
@@ -37,7 +38,7 @@ def convert(plain: Any, kind: Any, where: str) -> Any:
     """Plain data as a value of type `kind`. Raises CorruptStudy, beginning with `where`."""
     try:
         return from_json(plain, kind)
-    except ValueError as error:
+    except UsageError as error:
         raise CorruptStudy(f"{where}: {error}") from error
 
 
@@ -106,7 +107,7 @@ def read_pivots(folder: pathlib.Path) -> list[dict[str, Any]]:
         raise AutotuneError(f"{folder / 'pivots.jsonl'} cannot be read ({error.strerror}): remove it") from error
     pivots = []
     for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(UsageError, ValueError, RecursionError):
             pivot = json.loads(line)
             from_json(pivot, StoredPivot)
             pivots.append(pivot)

@@ -16,7 +16,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.records import AutotuneError, Config, Outcome, Score, UsageError, to_json
+import msgspec
+
+from autotune.records import AutotuneError, Config, Outcome, Score, UsageError
 from autotune.space.space import Space
 from autotune.storage.database import Retries, RunningTrials, cannot_open, open_storage, sqlite_file, trials_of
 from autotune.storage.locks import StudyLock, is_here, owner_alive, owner_id
@@ -57,11 +59,10 @@ class Study:
     @classmethod
     def open(cls, url: str, name: str, space: Space, identity: Mapping[str, Any], *, create: bool = True,
              lost_after_s: float = LOST_AFTER_S, wait_s: float = 0.0) -> Study:
-        """Open or create the study `name` in the storage `url`. A worker silent for `lost_after_s` counts as dead.
+        """Open or create the study `name`. A worker silent for `lost_after_s` is dead; calls are retried for `wait_s`.
 
         Raises StudyMismatch for a study of another identity (without `create`: of another space), UsageError for a
-        study that does not exist when `create` is False, AutotuneError for a storage that cannot be reached. Later
-        calls are retried for `wait_s` seconds.
+        study that does not exist when `create` is False, AutotuneError for a storage that cannot be reached.
         """
         import optuna
 
@@ -158,7 +159,7 @@ class Study:
 
         result = Result(outcome, score, round(cost_s, 3), round(launch_s, 3), launch, same_as)
         value = score.value if score is not None else None
-        return self._end(trial, {OUTCOME: to_json(result), **result.headlines()}, value,
+        return self._end(trial, {OUTCOME: msgspec.to_builtins(result), **result.headlines()}, value,
                          TrialState.PRUNED if value is None else None, result.constraints())
 
     def fail(self, trial: optuna.Trial, why: str) -> bool:
@@ -189,7 +190,6 @@ class Study:
         return [self._record(t) for t in trials_of(self.inner)]
 
     def record(self, number: int) -> TrialRecord:
-        """One trial by its number."""
         return self._record(self._frozen(number))
 
     def trial(self, number: int) -> optuna.Trial:

@@ -28,6 +28,8 @@ INVALID = 1.0
 # Values of `confirm` for baseline trials that measure the effect of neighbours: the search does not learn from them.
 ALONE, BESIDE = "alone", "beside"
 OUTCOME = "outcome"
+FIGURES = ("tokens_per_s", "tokens_per_j", "accept_length", "window_s", "output_tokens", "requests", "errors",
+           "error_rate", "prompt_tokens", "relative_error", "output_agreement", "client_cpu_share")
 LATENCIES, QUANTILES = ("ttft", "tpot", "itl", "e2e"), ("p50", "p90", "p99", "mean")
 
 
@@ -172,16 +174,11 @@ class TrialRecord(msgspec.Struct, frozen=True):
 
 def figures_of(m: Measurement) -> dict[str, float]:
     """Numeric figures of a measurement by name; unknown ones are absent."""
-    known: dict[str, float | None] = {
-        "tokens_per_s": m.tokens_per_s, "tokens_per_j": m.tokens_per_j, "watts": m.energy.watts,
-        "joules": m.energy.joules, "energy_cross_check_j": m.energy.cross_check_j, "accept_length": m.accept_length,
-        "window_s": m.window_s, "output_tokens": m.output_tokens, "requests": m.requests, "errors": m.errors,
-        "error_rate": m.error_rate, "prompt_tokens": m.prompt_tokens, "relative_error": m.relative_error,
-        "output_agreement": m.output_agreement, "client_cpu_share": m.client_cpu_share}
+    known: dict[str, float | None] = {name: getattr(m, name) for name in FIGURES}
+    known |= {"watts": m.energy.watts, "joules": m.energy.joules, "energy_cross_check_j": m.energy.cross_check_j}
     for name in LATENCIES:
         latency: Percentiles | None = getattr(m, f"{name}_ms")
-        if latency is not None:
-            known |= {f"{name}_{of}_ms": getattr(latency, of) for of in QUANTILES}
+        known |= {f"{name}_{of}_ms": getattr(latency, of, None) for of in QUANTILES}
     return {name: value for name, value in known.items() if value is not None}
 
 

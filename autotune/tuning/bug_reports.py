@@ -60,8 +60,7 @@ class Bug:
             self.crashing.config, self.working.config, space.baseline))
         if self.known.get(config_key(baseline)):
             working = baseline
-        flags = {name: [name] for name in crashing}
-        return Isolation(space, crashing, working, self.known, suspects(_crash(self.crashing), flags))
+        return Isolation(space, crashing, working, self.known, suspects(_crash(self.crashing), list(crashing)))
 
 
 def bugs(space: Space, records: Sequence[TrialRecord]) -> list[Bug]:
@@ -105,7 +104,7 @@ def _part(space: Space, config: Config, loaded: bool) -> Config:
 
 
 def _distance(a: Config, b: Config) -> int:
-    return sum(a.get(name) != b.get(name) or (name in a) != (name in b) for name in {*a, *b})
+    return sum(a.get(name) != b.get(name) for name in {*a, *b})
 
 
 def isolate(tuner: Tuner, launches: int) -> None:

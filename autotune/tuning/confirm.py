@@ -21,13 +21,14 @@ from autotune.space.space import Space
 from autotune.storage.schema import CorruptStudy
 from autotune.storage.trial import ALONE, BESIDE, TrialRecord
 from autotune.tuning.loop import Tuner
+from autotune.utils.text import count
 
 REPEATS = 2  # further launches for a block whose window must not be compared
 METHOD = "re-launched in interleaved blocks (A B B A), two-way layout on log values"
 DECIDED = {"confirmed": "improved", "no_improvement": "no_improvement"}
 
 
-def finalists(space: Space, records: Sequence[TrialRecord], count: int) -> list[tuple[int, Config]]:
+def finalists(space: Space, records: Sequence[TrialRecord], most: int) -> list[tuple[int, Config]]:
     """(first trial, configuration) of the best feasible configurations that beat the baseline, best first.
 
     Values of repeated measurements are averaged (geometric mean).
@@ -43,7 +44,7 @@ def finalists(space: Space, records: Sequence[TrialRecord], count: int) -> list[
     baseline = config_key(space.baseline)
     better = sorted((key for key in mean if key != baseline and mean[key] > mean.get(baseline, -math.inf)),
                     key=lambda key: -mean[key])
-    return [(first[key].number, first[key].config) for key in better[:count]]
+    return [(first[key].number, first[key].config) for key in better[:most]]
 
 
 def confirm(tuner: Tuner, settings: ConfirmSettings) -> Decision | None:
@@ -74,14 +75,14 @@ def confirm(tuner: Tuner, settings: ConfirmSettings) -> Decision | None:
     return decision
 
 
-def _plan(tuner: Tuner, records: Sequence[TrialRecord], searched: int, count: int) -> dict[str, Config] | None:
+def _plan(tuner: Tuner, records: Sequence[TrialRecord], searched: int, most: int) -> dict[str, Config] | None:
     """The configurations to confirm: of the stored plan unless the search went on since, else of new finalists."""
     space, study = tuner.study.space, tuner.study
     stored = study.attrs().get("confirmation_plan") or {}
     if stored.get("after_trials") == searched:
         return {key: planned(space, key, config) for key, config in stored["configurations"].items()}
     own = [r for r in records if config_key(r.config) == config_key(space.baseline) and r.state != "FAIL"]
-    chosen = finalists(space, records, count)
+    chosen = finalists(space, records, most)
     if not chosen or (own and all(r.crashed for r in own)):
         return None
     plan = {"baseline": dict(space.baseline), **{str(number): dict(config) for number, config in chosen}}
@@ -148,22 +149,21 @@ def check_interference(tuner: Tuner, executor: ParallelExecutor) -> dict[str, An
     return found
 
 
-def interference(alone: Sequence[TrialRecord], beside: Sequence[TrialRecord], count: int) -> dict[str, Any]:
-    """Plain data: values of both kinds, the trials, the relative `change` by `count` neighbours (None when either kind
+def interference(alone: Sequence[TrialRecord], beside: Sequence[TrialRecord], neighbours: int) -> dict[str, Any]:
+    """Plain data: values of both kinds, the trials, the relative `change` by the neighbours (None when either kind
     has no value), and the relative difference of the values alone."""
     values = {kind: [r.value for r in records if r.state == "COMPLETE" and r.value is not None and r.value > 0]
               for kind, records in ((ALONE, alone), (BESIDE, beside))}
     means = [geometric_mean(values[kind]) for kind in (ALONE, BESIDE) if values[kind]]
     change = means[1] / means[0] - 1 if len(means) == 2 else None
     apart = max(values[ALONE]) / min(values[ALONE]) - 1 if len(values[ALONE]) > 1 else None
-    return {"count": count, **values, "change": change, "alone_apart": apart,
+    return {"count": neighbours, **values, "change": change, "alone_apart": apart,
             "trials": [r.number for r in (*alone, *beside)]}
 
 
 def interference_text(found: dict[str, Any]) -> str:
     """The measured interference for people."""
-    count = found["count"]
-    neighbours = f"{count} neighbour{'s' if count > 1 else ''}"
+    neighbours = count(found["count"], "neighbour")
     if found["change"] is None:
         return f"the effect of {neighbours} on the baseline is not known: it could not be measured"
     less = "less" if found["change"] < 0 else "more"

@@ -83,11 +83,7 @@ def file(folder: pathlib.Path) -> pathlib.Path:
 def save(folder: pathlib.Path, row: Mapping[str, Any]) -> None:
     """Add one row to matrix.json, in place of an older one of the same configuration and cell."""
     path = file(folder)
-    try:
-        before = json.loads(read_plain(path))
-    except (OSError, ValueError, RecursionError):
-        before = []
-    rows = [old for old in before if isinstance(old, dict)] if isinstance(before, list) else []
+    rows = json.loads(read_plain(path)) if path.exists() else []
     write_json(path, [old for old in rows if _cell(old) != _cell(row)] + [dict(row)])
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-import re
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from autotune.records import Config, HostCannotRun, config_key
 from autotune.search.strategy import Measured, Observation, Strategy
@@ -22,7 +20,6 @@ from autotune.utils.files import read_plain, write_json
 # Conditions of a study that come from the host, not from settings.
 HOST_CONDITIONS = {"devices": "its GPUs (or CPU)", "engine_version": "its engine's version"}
 REFERENCES = "agreement"  # attribute of a study with the baseline's outputs, for the correctness gate of every host
-LAUNCH_NAME = re.compile("[0-9]{4,9}")
 
 
 class StudySync:
@@ -98,8 +95,8 @@ def observation_of(study: Study, record: TrialRecord) -> Observation:
 def new_launch_folder(folder: pathlib.Path, records: Sequence[TrialRecord]) -> int:
     """Make the folder of a new launch in a study's folder and return its number, unused by any worker on any host."""
     launches = folder / "launches"
-    number = max((int(p.name) for p in launches.glob("[0-9]*") if LAUNCH_NAME.fullmatch(p.name)), default=0)
-    number = max([number, *(record.launch_id or 0 for record in records)])
+    number = max([0, *(int(p.name) for p in launches.glob("[0-9]*") if p.name.isdecimal()),
+                  *(record.launch_id or 0 for record in records)])
     while True:
         number += 1
         with contextlib.suppress(FileExistsError):
@@ -115,14 +112,10 @@ def join(open_study: Callable[[], Study]) -> Study:
         different = {key: pair for key, pair in error.different.items() if key in HOST_CONDITIONS}
         if set(different) != set(error.different):
             raise
-        reasons = "; ".join(f"{HOST_CONDITIONS[key]}: the study has {_text(then)}, {socket.gethostname()} has "
-                            f"{_text(now)}" for key, (then, now) in different.items())
+        reasons = "; ".join(f"{HOST_CONDITIONS[key]}: the study has {then}, {socket.gethostname()} has {now}"
+                            for key, (then, now) in different.items())
         raise HostCannotRun(f"this host cannot join study {error.name}: {reasons}; only hosts of one kind share a "
                             "study, study.name=NAME starts another") from error
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def workers_here(study: Study) -> int:

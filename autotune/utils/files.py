@@ -12,7 +12,6 @@ import errno
 import json
 import os
 import pathlib
-import shutil
 import stat
 from collections.abc import Iterable
 
@@ -63,11 +62,6 @@ def read_plain(path: pathlib.Path, most_bytes: int = MOST_BYTES) -> str:
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"is larger than {most_bytes >> 20} MiB", str(path))
     return data.decode("utf-8", "replace")
-
-
-def free_mib(folder: pathlib.Path) -> float:
-    """Free disk space of an existing folder in MiB. Raises OSError."""
-    return shutil.disk_usage(folder).free / 2**20
 
 
 def no_link(path: str, flags: int) -> int:

@@ -104,9 +104,7 @@ class Redactor:
     @classmethod
     def from_command(cls, argv: Sequence[str], *environments: Mapping[str, object]) -> Redactor:
         """Know the secrets in flags, overrides and variables; values may be nested lists and mappings."""
-        like_flags = (value for variables in environments for name, value in variables.items()
-                      if isinstance(value, str) and value.startswith("--") and secret_name(str(name)))
-        return cls([*like_flags, *(value for source in (list(argv), *environments) for value in secrets(source))])
+        return cls(value for source in (list(argv), *environments) for value in secrets(source))
 
     def text(self, text: str) -> str:
         """`text` without secrets."""

@@ -1,4 +1,4 @@
-"""Typed values from plain data (YAML files, the Hydra command line), by msgspec.
+"""Typed values from plain data (YAML files, the Hydra command line, stored JSON), by msgspec.
 
     study = convert(raw, StudySettings, "study.", typed=True)
     space = convert(raw, SpaceFile, "space local: ")
@@ -31,7 +31,8 @@ Share = Annotated[float, Meta(ge=0, le=1, description="a share between 0 and 1")
 Count = Annotated[int, Meta(ge=0, description="a whole number of at least 0")]
 AtLeastOne = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
 
-WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null",
+         Any: "another value"}
 BOOLEANS = {"true": True, "yes": True, "y": True, "on": True, "false": False, "no": False, "n": False, "off": False}
 FAULT = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`)?", re.S)
 STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
@@ -54,6 +55,16 @@ def convert(raw: object, kind: type[T], where: str, typed: bool = False) -> T:
         raise UsageError(printable(_line(str(error), raw, kind, where, typed), instead=SPELLED)) from error
 
 
+def from_json(plain: Any, kind: Any) -> Any:
+    """A stored value of type `kind`. Types are strict, unknown keys are ignored. Raises UsageError."""
+    try:
+        found = convert(plain, kind, "")
+        msgspec.json.encode(found)
+    except (UnicodeEncodeError, OverflowError, RecursionError) as error:
+        raise UsageError(f"the value cannot be stored as JSON ({error})") from error
+    return found
+
+
 def refuse_unknown(given: Mapping[Any, Any], known: typing.Iterable[str], where: str) -> None:
     """Raises UsageError for keys that are not known; it names those that are."""
     known = sorted(known)
@@ -66,11 +77,8 @@ def refuse_unknown(given: Mapping[Any, Any], known: typing.Iterable[str], where:
 
 
 def shown(value: object) -> str:
-    """A value for a message, shortened. A whole number of thousands of digits has no decimal text in Python."""
-    try:
-        text = "null" if value is None else repr(value)
-    except ValueError:
-        return "a whole number of thousands of digits"
+    """A value for a message, shortened."""
+    text = "null" if value is None else repr(value)
     return text if len(text) <= LONGEST else text[:LONGEST] + "..."
 
 
@@ -108,7 +116,9 @@ def _line(message: str, raw: Any, kind: Any, where: str, typed: bool) -> str:
         quote = "" if isinstance(wrong, str) else " (quote it: YAML reads it as another type)"
         return f"{here}: the name {shown(wrong)} must be {_wanted(hint, typed)}{quote}"
     if what.startswith(("Expected ", "Invalid ")):
-        return f"{here} must be {_wanted(hint, typed)}, not {shown(raw)}" + (_as_list(here, hint) if typed else "")
+        listed = typed and any(typing.get_origin(arm) is list for arm in _arms(hint))
+        remedy = f": write {here}=[A,B]" if listed else ""
+        return f"{here or 'the value'} must be {_wanted(hint, typed)}, not {shown(raw)}{remedy}"
     return f"{here}: {what}"
 
 
@@ -140,7 +150,7 @@ def _inside(hint: Any, step: str) -> Any:
         origin, args = typing.get_origin(arm), [part for part in typing.get_args(arm) if part is not ...]
         if _has_fields(arm) and step in (fields := typing.get_type_hints(arm, include_extras=True)):
             return fields[step]
-        if origin is dict and step in ("...", "key"):
+        if isinstance(origin, type) and issubclass(origin, Mapping) and step in ("...", "key"):
             return args[step == "..."]
         if origin in (list, tuple) and step.isdecimal():
             return args[min(int(step), len(args) - 1)]
@@ -166,10 +176,6 @@ def _words(hint: Any) -> list[str]:
     if origin is typing.Literal:
         return [f"one of {', '.join(map(str, args))}"]
     return [WORDS.get(hint, "a list" if origin in (list, tuple) else "a mapping")]
-
-
-def _as_list(here: str, hint: Any) -> str:
-    return f": write {here}=[A,B]" if any(typing.get_origin(arm) is list for arm in _arms(hint)) else ""
 
 
 def _typed(raw: Any, hint: Any, where: str) -> Any:

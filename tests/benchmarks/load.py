@@ -31,7 +31,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from autotune.loadgen.client import LoadClient  # noqa: E402
-from autotune.loadgen.workload import LoadOrder, LoadSpec, PromptSpec, Target  # noqa: E402
+from autotune.loadgen.workload import LoadOrder, LoadSpec, Target, WorkloadSettings  # noqa: E402
 from autotune.power.cpu_meters import CpuTimeMeter  # noqa: E402
 from autotune.power.meter import Powered, PowerSettings  # noqa: E402
 from tests import envs  # noqa: E402
@@ -91,10 +91,11 @@ class Contender:
 
 def worker(url: str, concurrency: int, requests: int, out: str) -> None:
     """Our client, as measure() uses it, for a number of requests."""
-    load = LoadSpec(concurrency=concurrency, context_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS,
-                    output_spread=0.0, temperature=0.0, ignore_eos=True, rate_per_s=None,
-                    prompts=PromptSpec(seed=1), first_token_timeout_s=120.0,
-                    token_timeout_s=120.0, request_timeout_s=LIMIT_S, retries=1)
+    load = LoadSpec(concurrency, WorkloadSettings(
+        prompts=None, contexts=[PROMPT_TOKENS], output_tokens=OUTPUT_TOKENS, spread=0.0, temperature=0.0,
+        ignore_eos=True, shared_prefix=0.0, rate_per_s=None, seed=1, first_token_timeout_s=120.0, token_timeout_s=120.0,
+        request_timeout_s=LIMIT_S, retries=1, warmup_s=0.0, warmup_max_s=0.0, settle_s=1.0, drift=0.1, window_s=1.0,
+        window_max_s=1.0, block_s=1.0, precision=0.5, min_requests=1, max_error_rate=0.0, min_errors=1))
     with LoadClient(LoadOrder(Target(url, "openai_completions", "stub", True), load, 1.0)) as client:
         while (tick := client.wait(0.25)) is None or tick.finished + tick.errors < requests + concurrency:
             pass

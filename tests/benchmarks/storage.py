@@ -26,11 +26,13 @@ import tempfile
 import threading
 import time
 
+import msgspec
+
 for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from autotune.records import Blame, Config, Crash, Energy, Measurement, Score, Stage, Value, to_json  # noqa: E402
+from autotune.records import Blame, Config, Crash, Energy, Measurement, Score, Stage, Value  # noqa: E402
 from autotune.search.launch_aware import LaunchAware  # noqa: E402
 from autotune.search.strategy import Launch, Limits  # noqa: E402
 from autotune.space.space import Space  # noqa: E402
@@ -78,7 +80,7 @@ def fill(study: Study, count: int, rng: random.Random) -> None:
                 state=optuna.trial.TrialState.PRUNED if score is None else optuna.trial.TrialState.COMPLETE,
                 value=None if score is None else score.value, params=dict(config),
                 distributions={p.name: distribution(p) for p in known.params},
-                user_attrs={"owner": "other-host|b|1|1", "launch_id": count, OUTCOME: to_json(result)}))
+                user_attrs={"owner": "other-host|b|1|1", "launch_id": count, OUTCOME: msgspec.to_builtins(result)}))
             count -= 1
             if score is None or not count:
                 break

@@ -140,7 +140,7 @@ def naive(live: Any, file: pathlib.Path, launch: int, level: int, windows: int) 
     from autotune.power.meter import Powered
 
     executor, settings = live.executor, live.executor.settings
-    load = dataclasses.replace(settings.workload.load({"concurrency": level}), output_spread=0.0)
+    load = dataclasses.replace(settings.workload, spread=0.0).load({"concurrency": level})
     powered = Powered(live.server.pid, executor.uuids(live.server.command.gpus))
     meter, _ = open_meter(executor.power or settings.power, powered)
     with meter, LoadClient(LoadOrder(live.target(), load, None)) as client:

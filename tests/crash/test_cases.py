@@ -23,14 +23,6 @@ def classified(log: str) -> Crash:
     return classify(log)
 
 
-def test_at_least_45_of_47_judged_logs_get_their_category_and_blame() -> None:
-    crashes = [(case, classified(case["log"])) for case in JUDGED]
-    assert len(crashes) == 47
-    assert sum(crash.category == case["category"] for case, crash in crashes) >= 45
-    assert sum(crash.blame == case["blame"] for case, crash in crashes) >= 45
-    assert sum(crash.stage == case["stage"] for case, crash in crashes) >= 42
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['id']}-{case['category']}")
 def test_a_log_is_classified_as_labelled_and_shows_its_cause(case: dict[str, str]) -> None:
     crash = classified(case["log"])
@@ -47,13 +39,14 @@ def test_every_category_with_patterns_has_a_case() -> None:
 
 
 def test_the_47_cases_are_42_faults() -> None:
+    assert sum(classified(case["log"]).stage == case["stage"] for case in JUDGED) >= 42
     # In pairs: an assertion, an NVLS bind error, a refusal to prefill, a refusal of custom code, a watchdog line.
     names: dict[str, list[str]] = {}
     for case in JUDGED:
         names.setdefault(classified(case["log"]).signature, []).append(case["id"])
     assert sorted(ids for ids in names.values() if len(ids) > 1) == [
         ["c009", "c010"], ["c020", "c021"], ["c029", "c030"], ["c039", "c040"], ["c046", "c047"]]
-    assert len(names) == 42
+    assert len(JUDGED) == 47 and len(names) == 42
 
 
 def test_the_first_cause_wins_over_reports_of_other_ranks() -> None:

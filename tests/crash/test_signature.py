@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 import string
 
 import pytest
@@ -12,12 +14,35 @@ from hypothesis import strategies as st
 from autotune.crash.classify import classify
 from autotune.crash.signature import around, signature, skeleton
 from autotune.records import Stage
-from tests.crash.mutate import mutate
 from tests.crash.test_cases import CASES, JUDGED, classified
 
 COUNTED = {"of", "error", "code", "errno", "status", "signal", "xid", "failure", "http", "returned"}
 words = st.text(string.ascii_lowercase, min_size=2, max_size=9).filter(lambda word: word not in COUNTED)
 numbers = st.integers(0, 10**12)
+RANK = re.compile(r"\b(TP|DP|PP|EP|[Rr]ank ?|Worker_TP|EngineCore_DP|cuda:)(\d+)\b")
+PID = re.compile(r"(\bpid[:= ]+|PID )\d+")
+ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
+PREFIX = re.compile(
+    r"(?:/[\w.-]+)*/(?=site-packages/)|/sgl-workspace/(?=nvshmem|sglang)|/pytorch/(?=aten)|/mnt/(?=models)")
+PREFIXES = ("/usr/local/lib/python3.12/", "/home/user/miniconda3/envs/llm-2/lib/python3.10/",
+            "/opt/venv/lib/python3.11/", "/data/vllm/env/lib/", "/sgl-workspace/")
+# times, dates, threads, hosts, sizes, counts
+DIGITS = re.compile(r"\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b|\b\d{4}-\d\d-\d\d\b|\[\d+(?=,0,0\])|\bhost:\d+:\d+:\d+\b"
+                    r"|\b\d+\.\d+(?= (?:GB|MB|GiB|MiB)\b)|(?<=[=: (])\d{4,12}\b(?!\.)")
+NAMED = re.compile(r"^\[[^\]]*(?:TP|DP)\d+[^\]]*\]|^\[rank\d+\]")
+
+
+def mutate(log: str, rng: random.Random) -> str:
+    """The same fault in another run, on another host, in another order of ranks, with other paths and sizes."""
+    shift, lines = rng.randrange(1, 8), list[str]()
+    for named, group in itertools.groupby(log.split("\n"), lambda line: bool(NAMED.match(line))):
+        run = list(group)
+        lines += rng.sample(run, len(run)) if named else run
+    text = RANK.sub(lambda m: f"{m[1]}{(int(m[2]) + shift) % 8}", "\n".join(lines))
+    text = PID.sub(lambda m: f"{m[1]}{rng.randrange(100, 4_000_000)}", text)
+    text = ADDRESS.sub(lambda _: hex(rng.randrange(1 << 16, 1 << 48)), text)
+    text = PREFIX.sub(lambda _: rng.choice(PREFIXES), text)
+    return DIGITS.sub(lambda m: re.sub(r"\d", lambda _: rng.choice("123456789"), m[0]), text)
 
 
 @pytest.mark.parametrize(("case", "times"), [

@@ -1,9 +1,9 @@
 """Server processes of the embedded engine."""
 
+import contextlib
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
+from tests.processes import eventually
 
 ROOT = Path(__file__).parents[2]
 HTTP = httpx.Client(verify=False, timeout=60)  # one for all: each new one would read the host's certificates
@@ -23,6 +25,7 @@ class Server:
     flags: list[str]
     directory: Path
     port: int = 0
+    codes: set[int] = field(default_factory=set)  # answers of /health
     process: subprocess.Popen[bytes] = field(init=False)
 
     def start(self) -> "Server":
@@ -43,16 +46,14 @@ class Server:
         return self.log_file.read_text()
 
     def wait_ready(self, limit_s: float = 90) -> "Server":
-        end = time.monotonic() + limit_s
-        while time.monotonic() < end:
+        def healthy() -> bool:
             assert self.process.poll() is None, self.log
-            try:
-                if HTTP.get(self.url + "/health", timeout=5).status_code == 200:
-                    return self
-            except httpx.TransportError:
-                pass
-            time.sleep(0.05)
-        raise AssertionError(f"not ready after {limit_s} s:\n{self.log}")
+            with contextlib.suppress(httpx.TransportError):
+                self.codes.add(HTTP.get(self.url + "/health", timeout=5).status_code)
+            return 200 in self.codes
+
+        eventually(healthy, limit_s)
+        return self
 
     def workers(self) -> list[int]:
         return [child.pid for child in psutil.Process(self.process.pid).children()]
@@ -64,18 +65,6 @@ class Server:
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_gone(pids: list[int], limit_s: float) -> None:
-    """Fail unless all processes have ended within the limit."""
-    eventually(lambda: not any(alive(pid) for pid in pids), limit_s)
 
 
 @pytest.fixture(scope="session")
@@ -101,11 +90,3 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     yield start_one
     for each in started:
         each.stop()
-
-
-def eventually(condition: Callable[[], bool], limit_s: float = 30) -> None:
-    """Wait for a condition; fail after the limit."""
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, f"condition not met after {limit_s} s"
-        time.sleep(0.02)

@@ -1,5 +1,6 @@
 """Engines in this process, and their models."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
 
@@ -48,7 +49,7 @@ def complete(engine: Engine, requests: list[Request]) -> dict[int, list[int]]:
     """Run the requests to their end and return the output tokens of each."""
     for request in requests:
         engine.submit(request)
-    made: dict[int, list[int]] = {request.id: [] for request in requests}
+    made = defaultdict[int, list[int]](list)
     while engine.waiting or engine.running:
         for output in engine.step():
             made[output.id] += output.tokens

@@ -46,13 +46,6 @@ def test_a_tree_holds_exactly_the_most_probable_prefixes(guess: Guess, budget: i
     assert len(set(paths(tree))) == len(tree.tokens)
 
 
-def test_topk_one_makes_a_chain() -> None:
-    tree = best_first(9, [[1], [2], [3]], [[-1.0], [-1.0], [-1.0]], 8)
-    assert paths(tree) == [(), (1,), (1, 2), (1, 2, 3)]
-    assert tree.depths == [0, 1, 2, 3]
-    assert capacity(8, 1, 3) == 3
-
-
 @given(guesses(), st.integers(1, 40))
 def test_a_node_sees_itself_and_its_ancestors_only(guess: Guess, budget: int) -> None:
     tree = best_first(99, *guess, budget)

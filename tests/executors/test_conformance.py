@@ -59,11 +59,12 @@ def opened(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[O
         yield make
 
 
-def wait_for(true: Callable[[], object]) -> None:
+def wait_for(true: Callable[[], object]) -> bool:
     deadline = time.monotonic() + 30
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    return True
 
 
 def unique(**changes: Any) -> dict[str, Any]:
@@ -84,8 +85,7 @@ def processes(config: Config) -> list[int]:
 
 def gone(config: Config) -> bool:
     """True once no server of a server part runs."""
-    wait_for(lambda: not processes(config))
-    return True
+    return wait_for(lambda: not processes(config))
 
 
 def quiet(stage: str, after_s: float) -> None: ...

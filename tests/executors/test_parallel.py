@@ -47,12 +47,12 @@ LOOK = ("import json, os\nfrom autotune.engine.gpus import visible_gpus\nfrom au
 GPUS = tuple(Gpu(f"GPU-{i}", "H200", 141.0) for i in range(8))
 
 
-def layout(apart: Any = None) -> Layout:
-    """Eight GPUs; by default in two groups of four, and NVLink in twos."""
+def layout() -> Layout:
+    """Eight GPUs in two groups of four, and NVLink in twos."""
     def far(a: int, b: int) -> float:
         return 0.0 if a == b else (30.0 if a // 4 == b // 4 else 50.0) + (0.0 if a // 2 == b // 2 else 100.0)
 
-    rows = apart or tuple(tuple(far(a, b) for b in range(8)) for a in range(8))
+    rows = tuple(tuple(far(a, b) for b in range(8)) for a in range(8))
     return Layout(tuple(Unit((i,), gpu, i) for i, gpu in enumerate(GPUS)), rows)
 
 
@@ -79,14 +79,12 @@ def test_topology_and_cores_come_from_nvml_else_gpus_are_alike(library: pathlib.
 
 
 def test_cores_are_shared_out_whole_and_by_numa_node(tmp_path: pathlib.Path) -> None:
-    for cpu in range(8):  # hyper-threads c and c + 4; nodes of even and odd cores
-        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
-        folder.mkdir(parents=True)
-        (folder / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
-    for node in range(2):
-        folder = tmp_path / f"sys/devices/system/node/node{node}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(",".join(str(cpu) for cpu in range(node, 8, 2)) + "\n")
+    files = {f"cpu/cpu{cpu}/topology/thread_siblings_list": f"{cpu % 4},{cpu % 4 + 4}\n" for cpu in range(8)}
+    files |= {"node/node0/cpulist": "0,2,4,6\n", "node/node1/cpulist": "1,3,5,7\n"}  # even and odd cores
+    for name, text in files.items():
+        file = tmp_path / "sys/devices/system" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
     assert split(cores(range(8), tmp_path), 2) == [(0, 2, 4, 6), (1, 3, 5, 7)]
     assert split(cores({0, 1, 4}, tmp_path), 2) == [(0, 4), (1,)]
     assert split([(0,), (1,)], 3) == [(0, 1)] * 3  # fewer cores than launches: all share them
@@ -98,20 +96,14 @@ def test_cores_are_shared_out_whole_and_by_numa_node(tmp_path: pathlib.Path) -> 
 
 def test_processes_of_a_pinned_thread_stay_on_its_cores() -> None:
     before = os.sched_getaffinity(0)
-
-    def work() -> tuple[set[int], set[int]]:
-        with pinned({min(before)}):
-            told = subprocess.run([sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"],
-                                  capture_output=True, text=True)
-        return {int(cpu) for cpu in told.stdout.split()}, os.sched_getaffinity(0)
-
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        assert pool.submit(work).result() == ({min(before)}, before)
+    with pinned({min(before)}), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        said = subprocess.check_output([sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"])
+        assert said.split() == [str(min(before)).encode()]
+        assert pool.submit(os.sched_getaffinity, 0).result() == {min(before)}
     assert os.sched_getaffinity(0) == before
 
 
 def host_of(settings: Settings, count: int = 8) -> LocalExecutor:
-    """A host of `count` GPUs."""
     return LocalExecutor(settings, "1", Gpus(GPUS[:count]), settings.power)
 
 
@@ -147,13 +139,11 @@ def test_slots_are_as_many_as_the_smallest_configuration_fits(tmp_path: pathlib.
     assert all(isinstance(one, LocalExecutor) for one in (of(whole, "auto"), of(some, "auto", 0), of(some, "1")))
 
 
-@pytest.mark.parametrize(("overrides", "says"), [
-    (["parallel.slots=0"], "parallel.slots must be auto or a number"),
-    (["parallel.slots=many"], "parallel.slots must be auto or a number"),
-    (["parallel.slots=2", "executor=ray"], "with executor=ray, Ray places them")])
-def test_impossible_slots_are_refused_in_one_line(tmp_path: pathlib.Path, overrides: list[str], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        sized(tmp_path, *overrides)
+def test_impossible_slots_are_refused_in_one_line(tmp_path: pathlib.Path) -> None:
+    for overrides, says in ((["parallel.slots=0"], "parallel.slots must be auto or a number"),
+                            (["parallel.slots=2", "executor=ray"], "with executor=ray, Ray places them")):
+        with pytest.raises(UsageError, match=says):
+            sized(tmp_path, *overrides)
 
 
 def test_the_longest_waiting_launch_is_placed_first_however_large(tmp_path: pathlib.Path) -> None:
@@ -244,16 +234,10 @@ def test_two_launches_run_side_by_side_and_record_their_neighbours(tmp_path: pat
 def test_waiting_for_free_units_is_not_charged_to_the_configuration(tmp_path: pathlib.Path) -> None:
     made, host = slotted(tmp_path, [{}])
     taken = [host._wait(1, lambda stage, after_s: None) for _ in range(2)]
-    plan = made._reserve()
-    freed: list[float] = []
-
-    def free() -> None:
-        freed.append(time.monotonic())
-        host._free_slot(taken[0])
-
-    threading.Timer(0.3, free).start()
+    plan, began = made._reserve(), time.monotonic()
+    threading.Timer(0.3, host._free_slot, taken[:1]).start()
     with made._server(plan):
-        assert plan.began >= freed[0]
+        assert plan.began >= began + 0.3
 
 
 def test_interference_is_measured_once(tmp_path: pathlib.Path) -> None:

@@ -77,10 +77,9 @@ def test_no_format_holds_a_secret_or_lets_text_of_a_study_out_of_its_comments(od
     odd.study.set_attr("provenance", {"gpu": ["g\nowned: 3"], "driver": "5\nowned: 4", "autotune": "1\nowned",
                                       "command": "c\nowned: 5"})
     for form in FORMATS:
-        path = written(odd, form)
-        lines = path.read_text().splitlines()
-        assert "owned: 4" in path.read_text() and not [line for line in lines if line.lstrip().startswith("owned")]
-        assert "s3cret" not in path.read_text() + (path.parent / "launch.json").read_text()
+        text = (path := written(odd, form)).read_text()
+        assert "owned: 4" in text and not re.search(r"^\s*owned", text, re.M)
+        assert "s3cret" not in text + (path.parent / "launch.json").read_text()
 
 
 def test_composes_health_check_runs_nothing_of_an_engines_path(odd: Made) -> None:
@@ -133,18 +132,15 @@ def test_an_engines_own_file_is_refused_where_it_cannot_say_the_command(small: M
 
 def test_systemd_units_keep_every_byte_of_odd_values(odd: Made) -> None:
     text = written(odd, "systemd").read_text()
-    assigned = next(line for line in text.splitlines() if line.startswith('Environment="MODEL_TARGET='))
-    inner = assigned.removeprefix('Environment="').removesuffix('"').replace("%%", "%")
-    assert inner.encode().decode("unicode_escape") == f"MODEL_TARGET={MODEL}"
+    inner = text.partition('\nEnvironment="MODEL_TARGET=')[2].partition('"\n')[0].replace("%%", "%")
+    assert inner.encode().decode("unicode_escape") == MODEL
     assert '"100%% $$HOME $$(id) $${X} \\\\n"' in text
 
 
 def tool(name: str) -> str:
     """The path of an installed tool; skips the test where there is none."""
     found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed")
-    return found
+    return found or pytest.skip(f"{name} is not installed")
 
 
 def test_shellcheck_has_nothing_to_say(odd: Made) -> None:

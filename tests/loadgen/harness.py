@@ -12,7 +12,7 @@ from typing import Any
 from autotune.loadgen.client import LoadClient
 from autotune.loadgen.result import LoadFailure, Reply, Tick
 from autotune.loadgen.wire_formats import Api
-from autotune.loadgen.workload import LoadOrder, MetricNames, Target, WorkloadSettings
+from autotune.loadgen.workload import LoadOrder, LoadSpec, MetricNames, Target, WorkloadSettings
 from autotune.measure.limits import Limits
 from autotune.measure.window import measure
 from autotune.power import open_meter
@@ -27,12 +27,16 @@ WORKLOAD = WorkloadSettings(
     precision=0.01, min_requests=4, max_error_rate=0.05, min_errors=5)
 OPENAI: Api = "openai_completions"
 SGLANG: Api = "sglang_generate"
-BUILTIN, LOAD = WORKLOAD.prompt_source(), WORKLOAD.load({"concurrency": 4})
+BUILTIN = WORKLOAD.prompt_source()
 PATIENCE_S = 30.0
 POWER = PowerSettings(source="none", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0)
 METRICS = MetricNames(running="stub:num_running_reqs", queued="stub:num_queue_reqs",
                       retracted="stub:num_retracted_reqs_total", accept_tokens="stub:generation_tokens_total",
                       accept_steps="stub:verify_steps_total")
+
+
+def load(concurrency: int = 4, **changes: Any) -> LoadSpec:
+    return LoadSpec(concurrency, dataclasses.replace(WORKLOAD, **changes))
 
 
 def target_of(stub: Stub, api: Api = OPENAI, continuous: bool = True, metrics: bool = False) -> Target:
@@ -43,7 +47,7 @@ def target_of(stub: Stub, api: Api = OPENAI, continuous: bool = True, metrics: b
 def run_load(stub: Stub, requests: int, target: Target | None = None, seconds: float = 0.0,
              **changes: Any) -> tuple[list[Reply], list[Tick]]:
     """Load the stub until so many requests ended, and for `seconds` at least; the replies, and the counters."""
-    order = LoadOrder(target or target_of(stub), dataclasses.replace(LOAD, **changes), chars_per_token=4.0)
+    order = LoadOrder(target or target_of(stub), load(**changes), chars_per_token=4.0)
     end = time.monotonic() + PATIENCE_S
     with LoadClient(order) as client:
         while (tick := client.wait(0.05)) is None or tick.finished + tick.errors < requests \
@@ -59,9 +63,8 @@ def metered(stub: Stub, source: str = "none", trace: pathlib.Path | None = None)
         yield meter
 
 
-def measure_stub(stub: Stub, target: Target | None = None, source: str = "none", window: WorkloadSettings = WORKLOAD,
-                 limits: Limits | None = None, record: pathlib.Path | None = None,
-                 **changes: Any) -> Measurement | LoadFailure:
+def measure_stub(stub: Stub, target: Target | None = None, source: str = "none", limits: Limits | None = None,
+                 record: pathlib.Path | None = None, **changes: Any) -> Measurement | LoadFailure:
     with metered(stub, source) as meter:
-        return measure(target or target_of(stub), dataclasses.replace(LOAD, **changes), meter, window,
+        return measure(target or target_of(stub), load(**changes), meter,
                        limits=limits or Limits({}), alive=lambda: stub.alive, progress=lambda _: None, record=record)

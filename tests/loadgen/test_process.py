@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import pathlib
@@ -19,9 +18,9 @@ import pytest
 from autotune.loadgen.read_batching import MOST_WATCHED
 from autotune.loadgen.result import Reply, packed, unpacked
 from autotune.loadgen.wire_formats import Api
-from autotune.loadgen.workload import LoadOrder, MetricNames, PromptSpec, Target
+from autotune.loadgen.workload import LoadOrder, MetricNames, Target
 from tests.fakes.stub import Stub
-from tests.loadgen.harness import LOAD, OPENAI, SGLANG, run_load, target_of
+from tests.loadgen.harness import OPENAI, SGLANG, load, run_load, target_of
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +30,8 @@ def plain_stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
 
 
 def test_orders_and_replies_come_through_the_pipe_as_they_were(tmp_path: pathlib.Path) -> None:
-    load = dataclasses.replace(LOAD, rate_per_s=2.5, prompts=PromptSpec(3, tmp_path / "p\udcff.jsonl", (1, 2), 0.5))
     target = Target("http://h:1", SGLANG, "m \u00e4\n", True, "/metrics", MetricNames(running="r", accept_bonus=1.0))
-    order = LoadOrder(target, load, 3.25, watch_all=True)
+    order = LoadOrder(target, load(rate_per_s=2.5, prompts=f"{tmp_path}/p\udcff.jsonl"), 3.25, watch_all=True)
     assert LoadOrder.from_json(order.to_json()) == order and b"\n" not in order.to_json()
     replies = [Reply(1, 8, 0.5, 0.25, ended=2.0, kind="ok", status=200, detail="\ufffd \n", completion_tokens=3,
                      prompt_tokens=4, verify_steps=2, attempts=2, watched=False,
@@ -118,7 +116,7 @@ def test_every_failure_is_counted_by_its_kind(tmp_path: pathlib.Path, api: Api, 
     with Stub(tmp_path, "--ttft-ms", "2", "--itl-ms", str(itl_ms), *arguments) as stub:
         replies, ticks = run_load(stub, 6 * concurrency, target_of(stub, api), concurrency=concurrency,
                                   first_token_timeout_s=1.5 if "silent:9" in faults else 10.0, token_timeout_s=1.5,
-                                  output_spread=0.0)
+                                  spread=0.0)
     ended = kinds(r for r in replies if r.kind != "open")
     made = Counter(FAULTS[t["fault"]] for t in stub.truth)
     assert not ended - made and (made - ended).total() <= concurrency + kinds(replies)["open"]  # in flight at the end
@@ -130,7 +128,7 @@ def test_every_failure_is_counted_by_its_kind(tmp_path: pathlib.Path, api: Api, 
 
 def test_a_request_that_lasts_too_long_is_given_up(tmp_path: pathlib.Path) -> None:
     with Stub(tmp_path, "--itl-ms", "40") as stub:
-        replies, _ = run_load(stub, 5, request_timeout_s=0.5, output_spread=0.0)
+        replies, _ = run_load(stub, 5, request_timeout_s=0.5, spread=0.0)
     late = [r for r in replies if r.kind == "timeout_request"]
     assert late and all(r.times and r.completion_tokens is None for r in late)
 
@@ -168,7 +166,7 @@ def test_the_load_ends_when_the_tuner_is_gone(plain_stub: Stub) -> None:
     child = subprocess.Popen([sys.executable, "-m", "autotune.loadgen.process"], stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
     assert child.stdin and child.stdout
-    child.stdin.write(LoadOrder(target_of(plain_stub), LOAD, 4.0).to_json() + b"\n")
+    child.stdin.write(LoadOrder(target_of(plain_stub), load(), 4.0).to_json() + b"\n")
     child.stdin.flush()
     assert child.stdout.readline()
     child.stdin.close()
@@ -178,8 +176,7 @@ def test_the_load_ends_when_the_tuner_is_gone(plain_stub: Stub) -> None:
 
 @pytest.mark.parametrize("api", [OPENAI, SGLANG])
 def test_random_token_ids_have_exactly_the_wanted_length(plain_stub: Stub, api: Api) -> None:
-    replies, _ = run_load(plain_stub, 6, target_of(plain_stub, api), prompts=PromptSpec(1, tokens=(10, 99)),
-                          context_tokens=57)
+    replies, _ = run_load(plain_stub, 6, target_of(plain_stub, api), prompts="tokens:10-99", contexts=[57])
     assert {r.prompt_tokens for r in replies if r.ok} == {57}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import itertools
 import pathlib
 import select
@@ -27,36 +26,39 @@ from autotune.measure.limits import Limits
 from autotune.measure.statistics import gaps, token_arrivals, tokens_between
 from autotune.records import Measurement
 from tests.fakes.stub import Stub
-from tests.loadgen.harness import LOAD, OPENAI, SGLANG, measure_stub, run_load, target_of
+from tests.loadgen.harness import OPENAI, SGLANG, load, measure_stub, run_load, target_of
 from tests.loadgen.test_process import kinds
 
 MANY = MOST_WATCHED + 12
 
 
-def waited(replies: list[Reply]) -> list[Reply]:
-    """Those that were looked at less often than tokens came."""
-    return [r for r in replies if r.ok and len(r.times) < r.tokens * 0.7]
-
-
-def test_beyond_the_watched_streams_a_look_now_and_then_finds_every_token(tmp_path: pathlib.Path) -> None:
-    with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "20") as stub:
-        replies, ticks = run_load(stub, 2 * MANY, concurrency=MANY, output_tokens=60)
+@pytest.mark.parametrize(("api", "arguments"), [
+    (OPENAI, ()), (OPENAI, ("--chunk-tokens", "1,8,1,3")), (SGLANG, ("--chunk-tokens", "1,5")),
+    (OPENAI, ("--eol", "crlf")), (OPENAI, ("--framing", "close"))])
+def test_streams_that_wait_lose_no_token_and_keep_the_servers_times(tmp_path: pathlib.Path, api: Api,
+                                                                    arguments: tuple[str, ...]) -> None:
+    """Also where many tokens come at once, or an answer ends earlier than expected."""
+    with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "15", *arguments) as stub:
+        replies, ticks = run_load(stub, 3 * MANY, target_of(stub, api), concurrency=MANY, output_tokens=50)
     ok = [r for r in replies if r.ok]
     assert set(kinds(replies)) <= {"ok", "open"} and all(r.tokens == r.wanted_tokens for r in ok)
-    assert {t.in_flight for t in ticks[:-1]} == {MANY}
-    assert any(not r.watched for r in waited(replies))  # those of watched ones may come together, too
-    assert len(gaps(replies, 0.0, float("inf"))) == sum(len(r.times) - 1 for r in replies if r.watched and r.times)
     assert not Counter(r.tokens for r in ok) - Counter(t["tokens"] for t in stub.truth)
+    assert {t.in_flight for t in ticks[:-1]} == {MANY}
+    assert len(gaps(replies, 0.0, float("inf"))) == sum(len(r.times) - 1 for r in replies if r.watched and r.times)
+    assert arguments or any(len(r.times) < r.tokens * 0.7 for r in ok if not r.watched)
     whole = [(t["received"], t["sent"][0], t["sent"][-1]) for t in stub.truth if t["tokens"] == t["wanted"]]
-    for r in waited(replies):  # first and last arrival are those of the server, not those of a look
+    for r in (r for r in ok if not r.watched):  # first and last arrival are those of the server, not those of a read
         received, first, last = min(whole, key=lambda t: abs(t[0] - r.sent) + abs(t[2] - r.times[-1]))
         assert abs(r.times[0] - first) < 0.15 and abs(r.times[-1] - last) < 0.15 and received >= r.sent - 0.001
+    starts = sorted(r.sent for r in replies)[MANY:]
+    ends = sorted(r.ended for r in ok if r.ended is not None)[:len(starts)]
+    assert (sum(starts) - sum(ends)) / len(starts) < 0.05  # waits that are too long would end by a look
 
 
 def test_tokens_that_nobody_has_read_yet_count_while_it_runs_and_at_its_end(tmp_path: pathlib.Path) -> None:
     """A window must not lack the last half second of every stream that waits."""
     with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "20") as stub:
-        replies, ticks = run_load(stub, 0, seconds=2.5, concurrency=MANY, output_tokens=400, output_spread=0.0)
+        replies, ticks = run_load(stub, 0, seconds=2.5, concurrency=MANY, output_tokens=400, spread=0.0)
 
     def sent_by(t: float) -> int:
         return sum(bisect.bisect(request["sent"], t) for request in stub.truth)
@@ -73,7 +75,7 @@ def connected(api: Api) -> Iterator[tuple[Connections, socket.socket]]:
     """A closed load of one request, and the server's end of its connection, where the answer's head was sent."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         target = Target(f"http://127.0.0.1:{listener.getsockname()[1]}", api, "stub", True)
-        work = Connections(LoadOrder(target, dataclasses.replace(LOAD, concurrency=1, output_tokens=400), 4.0))
+        work = Connections(LoadOrder(target, load(1, output_tokens=400), 4.0))
         work.closed_loop = False
         work.start(work.slots[0], time.monotonic())
         server, _ = listener.accept()
@@ -194,22 +196,6 @@ def test_so_many_streams_are_watched_that_gaps_are_many_enough(gap_ms: int, watc
     pacing.saw_parts([b"x" * 200] * 4, range(1, 6), [i * gap_ms / 1000 for i in range(5)])
     assert pacing.watch == watched
     assert pacing.gather_s(64) == pytest.approx(min(0.003, 0.15 * gap_ms / 1000))
-
-
-@pytest.mark.parametrize(("api", "arguments"), [
-    (OPENAI, ("--chunk-tokens", "1,8,1,3")), (SGLANG, ("--chunk-tokens", "1,5")), (OPENAI, ("--eol", "crlf")),
-    (OPENAI, ("--framing", "close"))])
-def test_servers_whose_tokens_come_many_at_once_or_end_early_lose_nothing(tmp_path: pathlib.Path, api: Api,
-                                                                          arguments: tuple[str, ...]) -> None:
-    with Stub(tmp_path, "--ttft-ms", "5", "--itl-ms", "15", *arguments) as stub:
-        replies, _ = run_load(stub, 3 * MANY, target_of(stub, api), concurrency=MANY, output_tokens=50)
-    ok = [r for r in replies if r.ok]
-    assert set(kinds(replies)) <= {"ok", "open"} and all(r.tokens == r.wanted_tokens for r in ok)
-    ends_s = [t["sent"][-1] for t in stub.truth if t["tokens"] == t["wanted"]]
-    assert all(min(abs(end - r.times[-1]) for end in ends_s) < 0.15 for r in ok if not r.watched)
-    starts = sorted(r.sent for r in replies)[MANY:]
-    ends = sorted(r.ended for r in ok if r.ended is not None)[:len(starts)]
-    assert (sum(starts) - sum(ends)) / len(starts) < 0.05  # waits that are too long would end by a look
 
 
 def test_tokens_found_at_a_look_are_spread_over_the_time_since_the_last() -> None:

@@ -14,7 +14,7 @@ from autotune.loadgen.workload import PromptSpec, Target
 from autotune.records import UsageError
 from autotune.utils.http import BadAnswer
 from autotune.utils.redact import Redactor
-from tests.loadgen.harness import BUILTIN, LOAD, OPENAI
+from tests.loadgen.harness import BUILTIN, OPENAI, load
 from tests.utils.test_http import said, serving
 
 
@@ -91,9 +91,8 @@ def test_odd_ends_of_lines_within_a_text_are_part_of_it(tmp_path: pathlib.Path) 
 def test_a_count_that_no_prompt_has_is_no_answer_instead_of_prompts_of_gigabytes(counts: list[bytes],
                                                                                   message: str) -> None:
     bodies = [said(b'{"usage": {"prompt_tokens": %b}}' % count) for count in counts]
-    load = dataclasses.replace(LOAD, context_tokens=8192)
     with serving(*bodies) as url, pytest.raises(BadAnswer, match=message):
-        chars_per_token(Target(url, OPENAI, "m", False), load)
+        chars_per_token(Target(url, OPENAI, "m", False), load(contexts=[8192]))
 
 
 def test_reasons_of_failed_requests_are_written_without_secrets(tmp_path: pathlib.Path) -> None:

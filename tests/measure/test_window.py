@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -16,14 +15,13 @@ import pytest
 
 from autotune.loadgen.result import LoadFailure
 from autotune.loadgen.wire_formats import Api
-from autotune.loadgen.workload import PromptSpec
 from autotune.measure.limits import Limits
 from autotune.measure.window import measure
 from autotune.records import Measurement
 from tests.fakes.stub import Stub
-from tests.loadgen.harness import BUILTIN, LOAD, OPENAI, SGLANG, WORKLOAD, measure_stub, metered, target_of
+from tests.loadgen.harness import OPENAI, SGLANG, load, measure_stub, metered, target_of
 
-TOKENS = PromptSpec(1, tokens=(10, 99))  # needs no calibration
+TOKENS = "tokens:10-99"  # needs no calibration
 
 
 def measured(found: Measurement | LoadFailure) -> Measurement:
@@ -67,9 +65,8 @@ def test_acceptance_comes_from_counters_when_answers_lack_it(tmp_path: pathlib.P
 
 
 def test_cpu_time_is_assumed_energy_and_a_window_ends_once_it_is_precise_enough(tmp_path: pathlib.Path) -> None:
-    window = dataclasses.replace(WORKLOAD, window_max_s=20.0, precision=0.5)
     with Stub(tmp_path, "--itl-ms", "2") as stub:
-        found = measured(measure_stub(stub, source="cpu_time", window=window, concurrency=16))
+        found = measured(measure_stub(stub, source="cpu_time", window_max_s=20.0, precision=0.5, concurrency=16))
     assert found.window_s < 20 and found.relative_error is not None and found.relative_error < 0.9
     assert found.energy.assumed and found.energy.source == "cpu_time" and found.energy.joules
     assert found.tokens_per_j and found.energy.watts and 0 < found.energy.watts < 20  # at most one core of 10 W, or so
@@ -78,7 +75,7 @@ def test_cpu_time_is_assumed_energy_and_a_window_ends_once_it_is_precise_enough(
 def test_limits_decide_which_tokens_are_good_and_progress_is_told(tmp_path: pathlib.Path) -> None:
     told: list[str] = []
     with Stub(tmp_path, "--ttft-ms", "40", "--itl-ms", "4") as stub, metered(stub) as meter:
-        found = measure(target_of(stub), LOAD, meter, WORKLOAD, limits=Limits({"ttft_p99_ms": 30.0}),
+        found = measure(target_of(stub), load(), meter, limits=Limits({"ttft_p99_ms": 30.0}),
                         alive=lambda: stub.alive, progress=told.append)
         assert meter.read().t > 0  # it stays the caller's
     assert measured(found).good_tokens == 0
@@ -92,35 +89,32 @@ def test_limits_decide_which_tokens_are_good_and_progress_is_told(tmp_path: path
 def test_a_window_that_does_not_count_says_why(tmp_path: pathlib.Path, arguments: tuple[str, ...], least: int,
                                                reasons: set[str]) -> None:
     with Stub(tmp_path, *arguments) as stub:
-        found = measured(measure_stub(stub, target_of(stub, metrics=True),
-                                      window=dataclasses.replace(WORKLOAD, min_requests=least)))
+        found = measured(measure_stub(stub, target_of(stub, metrics=True), min_requests=least))
     assert set(found.reasons) == reasons and not found.valid and found.output_tokens > 0
 
 
 def test_a_few_errors_are_reported_and_do_not_end_the_load(tmp_path: pathlib.Path) -> None:
-    window = dataclasses.replace(WORKLOAD, max_error_rate=0.5)
     with Stub(tmp_path, "--itl-ms", "2", "--fault", "cut:5") as stub:
-        found = measured(measure_stub(stub, window=window))
+        found = measured(measure_stub(stub, max_error_rate=0.5))
     assert found.errors == found.error_kinds["partial"] > 0 and found.requests > found.errors
 
 
 @pytest.mark.parametrize(("arguments", "prompts", "kind", "detail", "excerpt"), [
     (("--fault", "error_event:2"), TOKENS, "error_rate", "stream_error", "prompt is too long"),
     (("--fault", "stall:1"), TOKENS, "hung", "timeout", "no further token"),
-    (("--die-after-s", "2.5"), BUILTIN, "server_died", "ended under load", ""),
-    (("--fault", "http500:1"), BUILTIN, "no_answer", "first request", "made to fail")])
+    (("--die-after-s", "2.5"), None, "server_died", "ended under load", ""),
+    (("--fault", "http500:1"), None, "no_answer", "first request", "made to fail")])
 def test_a_load_that_fails_says_how_and_why(
-        tmp_path: pathlib.Path, arguments: tuple[str, ...], prompts: PromptSpec, kind: str, detail: str,
+        tmp_path: pathlib.Path, arguments: tuple[str, ...], prompts: str | None, kind: str, detail: str,
         excerpt: str) -> None:
     with Stub(tmp_path, "--ttft-ms", "2", "--itl-ms", "1", *arguments) as stub:
-        found = measure_stub(stub, window=dataclasses.replace(WORKLOAD, window_max_s=60.0, window_s=60.0),
-                             prompts=prompts, token_timeout_s=0.4)
+        found = measure_stub(stub, window_s=60.0, window_max_s=60.0, prompts=prompts, token_timeout_s=0.4)
     assert isinstance(found, LoadFailure) and found.kind == kind and detail in found.detail and excerpt in found.excerpt
 
 
 def test_text_prompts_get_the_wanted_length_in_the_servers_tokens(tmp_path: pathlib.Path) -> None:
     with Stub(tmp_path, "--chars", "2.5", "--ttft-ms", "2", "--itl-ms", "1") as stub:
-        measured(measure_stub(stub, context_tokens=300))
+        measured(measure_stub(stub, contexts=[300]))
     lengths = {t["prompt_tokens"] for t in stub.truth[8:]}
     assert lengths and all(abs(n - 300) <= 9 for n in lengths)
 
@@ -129,11 +123,10 @@ def test_an_interrupt_ends_the_load_process(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "tuner.py"
     script.write_text("import signal, sys, pathlib\nfrom tests.fakes.stub import Stub\n"
                       "signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored too\n"
-                      "from tests.loadgen.harness import measure_stub, WORKLOAD\nimport dataclasses\n"
+                      "from tests.loadgen.harness import measure_stub\n"
                       f"with Stub(pathlib.Path({str(tmp_path)!r})) as stub:\n"
                       "    print('up', flush=True)\n"
-                      "    try:\n        measure_stub(stub, window=dataclasses.replace(WORKLOAD, window_s=60.0,"
-                      " window_max_s=60.0))\n"
+                      "    try:\n        measure_stub(stub, window_s=60.0, window_max_s=60.0)\n"
                       "    except KeyboardInterrupt:\n        print('interrupted', flush=True)\n")
     root = pathlib.Path(__file__).parents[2]
     tuner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=root,

@@ -10,13 +10,6 @@ import sys
 import time
 
 
-def burn(spent: str, seconds: float) -> None:
-    while time.process_time() < seconds:
-        pass
-    with open(spent, "a", encoding="ascii") as file:
-        file.write(f"{time.process_time()}\n")
-
-
 def main() -> None:
     spent, role = sys.argv[1:]
     child = [sys.executable, __file__, spent]
@@ -24,7 +17,10 @@ def main() -> None:
         sys.stdin.readline()
     if role == "waited":
         subprocess.run([*child, "short"], check=True)
-    burn(spent, {"short": 0.5, "last": 0.4, "parent": 0.2}.get(role, 0.3))
+    while time.process_time() < {"short": 0.5, "last": 0.4, "parent": 0.2}.get(role, 0.3):
+        pass
+    with open(spent, "a", encoding="ascii") as file:
+        file.write(f"{time.process_time()}\n")
     if role == "short":
         time.sleep(0.2)
     elif role == "last":  # the one that says that all is done

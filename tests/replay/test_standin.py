@@ -28,6 +28,7 @@ from tests.replay import arguments
 from tests.replay.__main__ import HERE, ROOT, STUDY, environment
 from tests.replay.clock import Clock
 from tests.replay.table import Table, at
+from tests.space.configurations import servers
 
 READY_S = 20.0
 
@@ -134,7 +135,7 @@ def test_large_trees_run_out_of_memory_under_the_largest_load_only(settings: Set
 def test_configurations_of_the_space_are_understood(space: str) -> None:
     loaded = load([f"+space={space}"], [str(HERE / "spaces")])
     seen = set()
-    for server in random.Random(0).sample(list(loaded.space.servers()), 60):
+    for server in random.Random(0).sample(list(servers(loaded.space)), 60):
         argv = build(loaded.engine, loaded.space, server, port=1, version="0.5.23").argv
         part = arguments.server_part(arguments.parse(argv[3:]))
         assert part["parallel"] == server["parallel"] and part["nvls"] == (server["nvls"] or "symm_mem" in server and

@@ -11,6 +11,7 @@ from autotune.engine.command import build
 from autotune.records import Blame, Config, Crash, Energy, Measurement, Percentiles, Score, Stage
 from autotune.storage.study import Study
 from autotune.storage.trial import LaunchFacts
+from tests.space.configurations import sample
 
 LIMITS = {"ttft_p99_ms": 400.0, "tpot_p99_ms": 40.0}
 
@@ -82,7 +83,7 @@ def search(made: Made, launches: int, seed: int = 1) -> None:
     for level in (1, 8, 16):
         made.measure(baseline(made, concurrency=level), 2.0 * LOADS[level], same_launch=True)
     while made.launches < launches:
-        config = made.settings.space.sample(rng)
+        config = sample(made.settings.space, rng)
         if config["nvls"]:
             made.crash(config, excerpt=LOG)
         elif config["allreduce_fusion"] and config["tp"] == 1:

@@ -14,6 +14,7 @@ import pytest
 from autotune.cli.verbs import open_study
 from autotune.report.render import report
 from tests.report.studies import LOG, Made, baseline
+from tests.space.configurations import sample
 
 TRIALS = 5000
 
@@ -31,7 +32,7 @@ def multiply(made: Made, trials: int) -> None:
         states = dict(db.execute("SELECT trial_id, state FROM trials"))
         rows: dict[str, list[tuple[Any, ...]]] = {"trials": [], "params": [], "values": [], "user": [], "system": []}
         for number in range(2, trials):
-            config = made.settings.space.sample(rng)
+            config = sample(made.settings.space, rng)
             crashed = bool(config["nvls"]) or rng.random() < 0.1
             source, trial = 2 if crashed else 1, number + 1
             own: dict[str, Any] = {"launch_id": number // 2}

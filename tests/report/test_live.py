@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -29,8 +30,11 @@ def test_the_exported_script_starts_a_server_that_answers(small: Made, tmp_path:
     try:
         address = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + 240
-        while not _healthy(address):
+        healthy = False
+        while not healthy:
             assert server.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+            with contextlib.suppress(httpx.HTTPError):
+                healthy = httpx.get(f"{address}/health", timeout=5, trust_env=False).status_code == 200
             time.sleep(0.5)
         answer = httpx.post(f"{address}/v1/completions", json={"prompt": "def main(", "max_tokens": 8}, timeout=60,
                             trust_env=False).json()
@@ -40,10 +44,3 @@ def test_the_exported_script_starts_a_server_that_answers(small: Made, tmp_path:
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait(30)
-
-
-def _healthy(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/health", timeout=5, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False

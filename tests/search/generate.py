@@ -89,8 +89,7 @@ def _watts(rng: random.Random, levels: list[int]) -> dict[int, float]:
 
 
 def _effect(rng: random.Random, strength: float) -> float:
-    scale = strength * (3 if rng.random() < 0.12 else 1)
-    return round(math.exp(rng.gauss(0, scale)), 4)
+    return round(math.exp(rng.gauss(0, strength * (3 if rng.random() < 0.12 else 1))), 4)
 
 
 def _factors(rng: random.Random, params: dict[str, list[Any]], levels: list[int], strength: float,

@@ -17,7 +17,7 @@ import yaml
 
 from autotune.cli.verbs import make_strategy
 from autotune.config.compose import load
-from autotune.records import Blame, Crash, Stage, UsageError, config_key
+from autotune.records import Blame, Crash, Stage, UsageError
 from autotune.search.launch_aware import LaunchAware
 from autotune.search.optuna_samplers import SAMPLERS, OptunaStrategy
 from autotune.search.strategy import Launch, Limits, Measured, Observation, Stop, StopKind
@@ -47,15 +47,6 @@ def test_a_sampler_begins_with_the_baseline_and_measures_one_configuration_a_lau
     assert found.stop is not None and found.stop.kind is StopKind.LAUNCHES
     assert len(found.steps) == found.launches == 12
     assert found.final_share > 0.5
-
-
-def test_a_grid_tries_every_configuration_once_and_ends() -> None:
-    small = table([], params={"mode": ["a", "b"], "graphs": [False, True], "fused": [False], "depth": [4],
-                              "concurrency": [8, 32]})
-    found = simulate(small, OptunaStrategy(small.space, "grid"), 0, 1000.0)
-    seen = [config_key({**o.server, **(o.load or {})}) for o in found.told]
-    assert found.stop is not None and found.stop.kind is StopKind.EXHAUSTED
-    assert len(seen) == len(set(seen)) == 8
 
 
 def test_forbidden_and_pending_configurations_are_not_launched() -> None:

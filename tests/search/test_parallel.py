@@ -259,6 +259,8 @@ def test_a_grid_leaves_no_cell_out_when_its_server_part_runs_or_is_lost() -> Non
         seen.append(config_key(config))
         tell(strategy, config)
     assert lost == 3 and len(seen) == len(set(seen)) == 48
+    stop = strategy.propose()
+    assert isinstance(stop, Stop) and stop.kind is StopKind.EXHAUSTED
 
 
 def test_a_large_study_is_reduced_to_its_informative_observations() -> None:
@@ -279,7 +281,7 @@ def test_arrays_of_observations_agree_with_the_servers() -> None:
     memory = strategy.memory
     rows = memory.grid.servers(np.random.default_rng(0))
     assert memory.passed().shape == memory.crashed().shape == (0, 3) and memory.served().shape == (0, 4)
-    for i, row in enumerate(np.concatenate([rows, rows[::-1]] * 2)):  # more rows than the first allocation, and repeats
+    for i, row in enumerate(np.concatenate([rows, rows[::-1]])):
         server = memory.grid.server(row)
         crash = i % 3 == 0
         strategy.tell(Observation(server, None if crash else {"concurrency": (1, 64)[i % 2]},

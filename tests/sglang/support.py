@@ -27,6 +27,7 @@ from autotune.executors import preflight
 from autotune.records import Config, Value
 from autotune.space.space import Space
 from tests.envs import ensure
+from tests.space.configurations import servers
 from tests.storage.flat import flat
 
 Job = tuple[list[str], dict[str, str]]  # arguments and environment
@@ -120,7 +121,7 @@ def pairwise(space: Space) -> list[dict[str, Value]]:
         return set(itertools.combinations(chosen, 2))
 
     baseline = space.split(space.baseline)[0]
-    left = [(config, pairs(config)) for config in space.servers()]
+    left = [(config, pairs(config)) for config in servers(space)]
     missing: set[tuple[tuple[str, str], ...]] = set().union(*(found for _, found in left))
     picked = [baseline]
     missing -= pairs(baseline)

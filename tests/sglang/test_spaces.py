@@ -6,6 +6,7 @@ import pytest
 
 from autotune.engine.command import build
 from tests.sglang.support import VERSIONS, flags, pairwise, ruled, settings
+from tests.space.configurations import servers
 
 VLLM = "0.32.0"
 CASES = [*((name, version) for name in ("b300", "h200", "sglang_cpu") for version in VERSIONS),
@@ -17,7 +18,7 @@ def test_every_choice_becomes_a_command_of_long_flags(name: str, version: str) -
     loaded = settings(name)
     space = ruled(loaded, version)
     seen: set[tuple[str, object]] = set()
-    for server in pairwise(space) if version == VLLM else space.servers():
+    for server in pairwise(space) if version == VLLM else servers(space):
         if not server.items() <= seen:
             seen |= set(server.items())
             command = build(loaded.engine, space, server, port=30000, version=version)
@@ -37,7 +38,7 @@ def test_every_baseline_is_allowed_and_every_parameter_has_a_use(name: str, vers
 def test_b300_is_about_eight_gpus_and_trees() -> None:
     loaded = settings("b300")
     space = ruled(loaded, "0.5.23")
-    assert space.needs["gpus"] == 8 and {s["speculation"] for s in space.servers()} > {"ddtree"}
+    assert space.needs["gpus"] == 8 and {s["speculation"] for s in servers(space)} > {"ddtree"}
     for server in pairwise(space):
         assert build(loaded.engine, space, server, version="0.5.23").gpus == 8
 
@@ -46,7 +47,7 @@ def test_h200_never_turns_multicast_on() -> None:
     loaded = settings("h200")
     space = ruled(loaded, "0.5.16")
     assert not {"nvls", "symm_mem", "torch_symm_mem", "mscclpp", "parallel"} & {p.name for p in space.params}
-    for server in space.servers():
+    for server in servers(space):
         command = build(loaded.engine, space, server, port=1, version="0.5.16")
         assert command.env["NCCL_NVLS_ENABLE"] == "0" and command.gpus == 1
         assert not any("nvls" in part or "symm" in part for part in command.argv)
@@ -56,6 +57,6 @@ def test_pairs_of_choices_are_all_covered_by_few_configurations() -> None:
     space = ruled(settings("h200"), "0.5.16")
     picked = pairwise(space)
     assert len(picked) < 30
-    servers = list(space.servers())
+    found = list(servers(space))
     for a, b in itertools.combinations([p.name for p in space.server_params], 2):
-        assert {(s.get(a), s.get(b)) for s in servers} == {(s.get(a), s.get(b)) for s in picked}
+        assert {(s.get(a), s.get(b)) for s in found} == {(s.get(a), s.get(b)) for s in picked}

@@ -14,6 +14,7 @@ from autotune.executors import preflight
 from autotune.executors.local import LocalExecutor
 from autotune.records import HostCannotRun, UsageError
 from tests.sglang import support
+from tests.space.configurations import servers
 
 STOCK = '''speculative_algorithm: A[str] = None  # DFLASH
 speculative_draft_model_path: A[str] = None
@@ -95,8 +96,8 @@ def test_a_choice_that_cannot_run_here_is_never_proposed_and_a_baseline_of_it_is
     settings = b300(python, *NO_TREE)
     report = preflight.check(settings)
     assert not any("does not know" in p for p in report.problems)
-    assert any(server["speculation"] == "ddtree" for server in settings.space.servers())
+    assert any(server["speculation"] == "ddtree" for server in servers(settings.space))
     left = settings.without(report.unavailable).space
-    assert {server["speculation"] for server in left.servers()} == {"none"}  # and no draft is there for dflash
+    assert {server["speculation"] for server in servers(left)} == {"none"}  # and no draft is there for dflash
     reason = left.forbidden({"speculation": "ddtree"})
     assert reason is not None and "does not know DDTREE" in reason

@@ -9,6 +9,7 @@ from autotune.config.compose import data_folder, load
 from autotune.engine.command import build
 from autotune.records import Value
 from tests.sglang.support import HERE, VARIANTS, VERSIONS, flags, forbidden, ruled, settings, small
+from tests.space.configurations import servers
 
 NO_TOPK = ("~space.params.tree_topk", "~space.belief.tree_topk", "~space.baseline.tree_topk")
 
@@ -39,7 +40,7 @@ def test_the_b300_space_runs_on_every_variant(variant: str, version: str) -> Non
     space = ruled(loaded, version)
     command = build(loaded.engine, space, space.split(space.baseline)[0], port=30000, version=version)
     assert command.gpus == 8 and flags(command.argv)["--tp-size"] == "8"
-    trees = [server for server in space.servers() if server["speculation"] == "ddtree"]
+    trees = [server for server in servers(space) if server["speculation"] == "ddtree"]
     assert trees
     assert {server["attention_backend"] for server in trees} == {"triton"}
     assert not any("dp_attention" in str(server["parallel"]) for server in trees)
@@ -82,4 +83,4 @@ def test_adding_a_fork_is_one_file(tmp_path: pathlib.Path) -> None:
     space = ruled(loaded, "0.5.23")
     command = build(loaded.engine, space, space.split(space.baseline)[0], port=1, version="0.5.23")
     assert flags(command.argv)["--my-topk"] == "4"
-    assert any(s["speculation"] == "ddtree" and s["parallel"] == "tp8_dp_attention" for s in space.servers())
+    assert any(s["speculation"] == "ddtree" and s["parallel"] == "tp8_dp_attention" for s in servers(space))

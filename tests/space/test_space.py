@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from autotune.records import UsageError, config_key
 from autotune.space.space import Space
+from tests.space.configurations import servers
 
 RAW: dict[str, Any] = {
     "name": "s", "engine": "e",
@@ -37,10 +35,10 @@ def test_a_range_becomes_ordered_choices() -> None:
 
 
 def test_enumeration_honours_conditions_and_rules() -> None:
-    servers = list(parse().servers())
-    assert len({config_key(s) for s in servers}) == len(servers) == (2 * 2 - 1) * (1 + 2 * 2) * 3
-    assert all(("topk" in s) == (s["budget"] != 0) for s in servers)
-    assert not any(s["parallel"] == "ep8" and s["nvls"] is True for s in servers)
+    found = list(servers(parse()))
+    assert len({config_key(s) for s in found}) == len(found) == (2 * 2 - 1) * (1 + 2 * 2) * 3
+    assert all(("topk" in s) == (s["budget"] != 0) for s in found)
+    assert not any(s["parallel"] == "ep8" and s["nvls"] is True for s in found)
 
 
 def test_splitting_separates_what_needs_a_launch_from_load() -> None:
@@ -79,6 +77,7 @@ def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
     ({"params": {"a": {"choices": [1], "when": {"b": 1}}}, "baseline": {}}, "not a parameter listed before"),
     ({"params": {"concurrency": {"choices": [0], "load": True}}, "baseline": {}}, "positive whole numbers"),
     ({"params": {"concurrency": {"choices": [True], "load": True}}, "baseline": {}}, "positive whole numbers"),
+    ({"params": {"context": {"choices": ["long"], "load": True}}, "baseline": {}}, "positive whole numbers"),
     ({"baseline": {}}, "parallel is missing"),
     ({"baseline": None}, "baseline must be a mapping"),
     ({"baseline": {**RAW["baseline"], "budget": 9}}, "budget=9 is not a choice"),
@@ -96,8 +95,15 @@ def test_the_digest_changes_with_what_is_searched_and_not_with_prose() -> None:
      r"no choice 'xx' or 'yy' \(tp8, ep8\); '~space.belief.parallel' leaves it out"),
     ({"model": {"a\ntouch x #": "m"}}, r"model: the name 'a\\ntouch x #' must be small letters"),
     ({"model": {"A": "m"}}, "model: the name 'A' must be"), ({"model": {1: "m"}}, "model: the name 1 must be"),
-    ({"model": {"a.b": "m", "a_b": "n"}}, "a.b and a_b are the same name to an export"),
-    ({"name": None}, "name must be letters"),
+    *(({"params": {"a": spec}, "forbid": [], "baseline": {"a": 1}}, "choices|finite") for spec in (
+        {"range": [1, 10**9], "step": 1}, {"range": [0.0, 1e300], "step": 1e-300},
+        {"range": [0.0, math.nan], "step": 1}, {"choices": list(range(20_000))})),
+    *(({"name": name}, "name must be letters") for name in (
+        None, "../../x", "/tmp/x", "a/b", "..", ".hidden", "a b", "a\n")),
+    *((changes, "must be a") for changes in (
+        {"model": True}, {"needs": 3}, {"model": {"target": {"a": 1}}}, {"needs": {"gpus": "many"}},
+        {"needs": {"gpus": -1}}, {"needs": {"gpu_name": [1]}}, {"forbid": 3})),
+    ({"needs": {"gpu": 8}}, "unknown key gpu .did you mean gpus"),
     ({"colour": 1}, "unknown key colour"),
 ])
 def test_what_is_wrong_is_said_in_one_line(change: dict[str, Any], message: str) -> None:
@@ -106,73 +112,18 @@ def test_what_is_wrong_is_said_in_one_line(change: dict[str, Any], message: str)
     assert "\n" not in str(caught.value) and str(caught.value).startswith("s.yaml")
 
 
-CHOICE = st.one_of(st.booleans(), st.integers(-3, 3), st.text("xy ", max_size=2))
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.dictionaries(st.sampled_from("abcd"), st.lists(CHOICE, min_size=1, max_size=3), min_size=1),
-       st.integers(0, 99))
-def test_a_sample_is_always_in_the_space(choices: dict[str, list[Any]], seed: int) -> None:
-    unique = {k: {"choices": [c for i, c in enumerate(v) if not any(
-        c == o or str(c).lower() == str(o).lower() for o in v[:i])]} for k, v in choices.items()}
-    space = Space.parse({"name": "h", "engine": "e", "params": unique,
-                         "baseline": {k: v["choices"][0] for k, v in unique.items()}}, "h")
-    config = space.sample(random.Random(seed))
-    assert space.check(config) == config
-    assert config in list(space.servers())
-
-
-@pytest.mark.parametrize("spec", [
-    {"range": [1, 10**9], "step": 1}, {"range": [0.0, 1e300], "step": 1e-300},
-    {"range": [0.0, float("nan")], "step": 1},
-    {"choices": list(range(20_000))},
-])
-def test_a_parameter_of_absurdly_many_choices_is_refused_at_once(spec: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="choices|finite"):
-        parse(params={"a": spec}, forbid=[], baseline={"a": 1})
-
-
-def test_rules_that_are_no_list_are_refused() -> None:
-    with pytest.raises(UsageError, match="forbid must be a list"):
-        parse(forbid=3)
-
-
-@pytest.mark.parametrize("secret", ["hf_canarycanarycanary1", "http://me:canarypass@h/", "--api-key=canarypass"])
-def test_a_choice_that_holds_a_secret_is_refused_without_telling_it(secret: str) -> None:
+@pytest.mark.parametrize("changes", [
+    *({"params": {"a": {"choices": [secret]}}, "baseline": {"a": secret}} for secret in (
+        "hf_canarycanarycanary1", "http://me:canarypass@h/", "--api-key=canarypass")),
+    {"params": {"api_key": {"choices": ["canarypass"]}}, "baseline": {"api_key": "canarypass"}},
+    {"model": {"target": "https://me:canarypass@h/m"}}])
+def test_a_choice_or_model_that_holds_a_secret_is_refused_without_telling_it(changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="looks like a secret") as told:
-        parse(params={"a": {"choices": [secret]}}, forbid=[], baseline={"a": secret})
+        parse(**{"forbid": [], **changes})
     assert "canary" not in str(told.value)
 
 
-@pytest.mark.parametrize("changes", [{"model": True}, {"needs": 3}, {"model": {"target": {"a": 1}}},
-                                     {"needs": {"gpus": "many"}}, {"needs": {"gpus": -1}}, {"needs": {"gpu_name": [1]}},
-                                     {"needs": {"gpu": 8}}])
-def test_models_and_needs_of_another_kind_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="must be a|unknown key gpu .did you mean gpus"):
-        parse(**changes)
+def test_a_model_may_be_left_out_and_a_description_neither_steers_a_terminal_nor_tells_a_secret() -> None:
     assert parse(model={"target": "/m", "draft": None}).model == {"target": "/m"}
-
-
-@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/b", "..", ".hidden", "a b", "a\n"])
-def test_a_spaces_name_cannot_leave_the_folder_of_outputs(name: str) -> None:
-    with pytest.raises(UsageError, match="must be letters"):
-        Space.parse({"name": name, "engine": "e", "params": {"a": {"choices": [1, 2]}}, "baseline": {"a": 1}})
-
-
-def test_a_description_cannot_steer_the_terminal() -> None:
-    made = Space.parse({"name": "x", "engine": "e", "params": {"a": {"choices": [1, 2]}}, "baseline": {"a": 1},
-                        "describe": "\x1b]0;title\x07a\x1b[2Jb"})
-    assert made.describe == "]0;titlea[2Jb"
-
-
-def test_a_choice_of_a_parameter_named_like_a_secret_and_a_model_with_a_password_are_refused() -> None:
-    for changed in ({"params": {"api_key": {"choices": ["canarypass"]}},
-                    "forbid": [], "baseline": {"api_key": "canarypass"}},
-                    {"model": {"target": "https://me:canarypass@h/m"}}):
-        with pytest.raises(UsageError, match="looks like a secret") as told:
-            parse(**changed)
-        assert "canarypass" not in str(told.value)
-
-
-def test_what_a_space_says_of_itself_is_printable_and_without_secrets() -> None:
-    assert parse(describe="a\x1b[31mb\nhf_canarycanarycanary1\x9b").describe == "a[31mb\n[redacted]"
+    said = parse(describe="\x1b]0;title\x07a\x1b[31mb\nhf_canarycanarycanary1\x9b").describe
+    assert said == "]0;titlea[31mb\n[redacted]"

@@ -84,20 +84,12 @@ def test_outcomes_are_graded_by_the_same_constraints_on_every_trial(tmp_path: pa
     assert "watts" not in study.records()[3].figures
 
 
-@pytest.mark.parametrize(("change", "refused"), [
-    ({"space_digest": "d2"}, True), ({"engine_version": "2"}, True), ({"devices": ["gpu b"]}, True),
-    ({"engine_file": "d2"}, False)])  # which an earlier release did not store
-def test_another_space_engine_or_gpu_is_refused(tmp_path: pathlib.Path, change: dict[str, Any], refused: bool) -> None:
-    open_study(tmp_path)
-    with pytest.raises(UsageError, match="study.name=NAME") if refused else contextlib.nullcontext():
-        open_study(tmp_path, **change)
-
-
-def test_a_study_that_lists_each_gpu_can_be_resumed(tmp_path: pathlib.Path) -> None:
-    open_study(tmp_path, devices=["NVIDIA H200 0a1b2c3d", "NVIDIA H200 ffffffff"])
-    open_study(tmp_path, devices=["2 x NVIDIA H200"])
-    with pytest.raises(UsageError, match="devices was"):
-        open_study(tmp_path, devices=["4 x NVIDIA H200"])
+def test_another_space_engine_or_gpu_is_refused(tmp_path: pathlib.Path) -> None:
+    open_study(tmp_path, devices=["NVIDIA H200 0a1b2c3d", "NVIDIA H200 ffffffff"])  # early studies list each GPU
+    for change in ({"space_digest": "d2"}, {"engine_version": "2"}, {"devices": ["4 x NVIDIA H200"]}):
+        with pytest.raises(UsageError, match=f"{next(iter(change))} was .*study.name=NAME"):
+            open_study(tmp_path, **{"devices": ["2 x NVIDIA H200"], **change})
+    open_study(tmp_path, devices=["2 x NVIDIA H200"], engine_file="d2")  # which an earlier release did not store
 
 
 def test_trials_of_a_dead_tuner_are_told_fail_and_of_a_living_one_left(tmp_path: pathlib.Path) -> None:
@@ -124,13 +116,11 @@ def test_a_study_has_one_tuner_at_a_time_wherever_its_outputs_are(tmp_path: path
 
 
 def test_a_tuner_elsewhere_lives_while_its_trial_does(tmp_path: pathlib.Path) -> None:
-    study = open_study(tmp_path)
-    elsewhere = "far/1|boot|77|1"
+    study, elsewhere = open_study(tmp_path), "far/1|boot|77|1"
     study.set_attr("tuner", elsewhere)
     study.lead()
     study.set_attr("tuner", elsewhere)
-    trial = study.ask(SPACE.baseline, launch=1)
-    trial.set_user_attr("owner", elsewhere)
+    study.ask(SPACE.baseline, launch=1).set_user_attr("owner", elsewhere)
     with pytest.raises(AutotuneError, match=r"\(on far/1, pid 77\)"):
         study.lead()
 
@@ -225,18 +215,17 @@ def test_a_reader_waits_while_a_worker_creates_the_tables(tmp_path: pathlib.Path
 
 
 def test_the_study_lock_excludes_threads_of_one_process(tmp_path: pathlib.Path) -> None:
-    lock, inside, most = StudyLock(sqlite_url(tmp_path), "topic"), [0], [0]
+    lock, events = StudyLock(sqlite_url(tmp_path), "topic"), list[str]()
 
     def work(_: int) -> None:
         with lock.held():
-            inside[0] += 1
-            most[0] = max(most[0], inside[0])
+            events.append("in")
             time.sleep(0.001)
-            inside[0] -= 1
+            events.append("out")
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(80)))
-    assert most == [1]
+        list(pool.map(work, range(40)))
+    assert events == ["in", "out"] * 40
 
 
 def test_the_outcome_of_a_trial_marked_fail_meanwhile_is_dropped(tmp_path: pathlib.Path) -> None:
@@ -244,7 +233,7 @@ def test_the_outcome_of_a_trial_marked_fail_meanwhile_is_dropped(tmp_path: pathl
     trial = study.ask(SPACE.baseline, launch=1)
     assert open_study(tmp_path).fail(trial, "another worker took its owner to be dead")
     assert study.tell(trial, CRASH, None, cost_s=1, launch_s=1) is False
-    assert [r.state for r in study.records()] == ["FAIL"] and not study.records()[0].crashed
+    assert [(r.state, r.crashed) for r in study.records()] == [("FAIL", False)]
 
 
 def test_a_worker_of_another_host_without_heartbeat_is_dead(tmp_path: pathlib.Path) -> None:
@@ -273,7 +262,7 @@ def test_pivots_are_appended_but_not_twice_in_a_row_for_one_region(tmp_path: pat
 
 
 @pytest.mark.parametrize("url", ["postgresql://me:%s@127.0.0.1:5432/db", "postgresql:///db?host=h&password=%s"])
-@pytest.mark.parametrize("password", ["hunter22", "s3cret%2Fof%2Btests", "a/b"])
+@pytest.mark.parametrize("password", ["s3cret%2Fof%2Btests", "a/b"])
 def test_a_url_is_shown_without_its_password(url: str, password: str) -> None:
     shown = redacted(url % password)
     assert password not in shown and shown.startswith("postgresql://") and ("@127.0.0.1:" in shown) is ("@" in url)

@@ -10,18 +10,20 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy
 
 from autotune.cli.verbs import open_study
 from autotune.config.compose import load
 from autotune.export.launch_files import export
-from autotune.records import Blame, Crash, Energy, Measurement, Outcome, Percentiles, Score, Stage, from_json, to_json
+from autotune.records import Blame, Crash, Energy, Measurement, Outcome, Percentiles, Score, Stage
 from autotune.report.story import read
 from autotune.search.strategy import Measured
 from autotune.search.transfer import past_observations
 from autotune.storage.study import Study
 from autotune.storage.trial import LaunchFacts
+from autotune.utils.validation import from_json
 from tests.storage.test_study import SPACE
 from tests.storage.test_study import open_study as open_made
 
@@ -77,7 +79,8 @@ def test_a_trial_is_written_in_ten_commits_and_read_back_whole(
     plain = attrs["outcome"]["outcome"]
     assert from_json(json.loads(json.dumps(plain)), Outcome) == outcome
     assert None not in plain.values() or outcome is LEAN  # unknown fields are absent
-    assert {key: attrs[key] for key in attrs if key not in to_json(record.start) and key != "outcome"} == shown
+    start = msgspec.to_builtins(record.start)
+    assert {key: attrs[key] for key in attrs if key not in start and key != "outcome"} == shown
 
 
 @pytest.fixture
@@ -113,6 +116,6 @@ def test_a_study_of_an_earlier_release_opens_reports_exports_and_warm_starts(old
 def test_a_corrupt_value_of_an_earlier_release_is_one_line(old_study: pathlib.Path) -> None:
     with contextlib.closing(sqlite3.connect(old_study / "study.db")) as db, db:
         db.execute("update trial_user_attributes set value_json='\"x\"' where trial_id=1 and key='launch_s'")
-    with pytest.raises(Exception, match="corrupt study database: trial 0: launch_s must be a finite number, got 'x'. "
+    with pytest.raises(Exception, match="corrupt study database: trial 0: launch_s must be a finite number, not 'x'. "
                        "Restore a backup or use study.name=NAME."):
         open_study(load(["+space=local", f"outputs={old_study.parent}"], []), create=False).records()
