@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from autotune.engine.stages import Pattern, StageMark, compiled, stage_of
+from autotune.engine.stages import Pattern, StageMark, compiled
 from autotune.loadgen.wire_formats import Api
 from autotune.loadgen.workload import MetricNames
 from autotune.records import Stage, UsageError, Value
@@ -68,14 +68,6 @@ class ParamSpec:
         if text(value) in self.choices:
             return self.choices[text(value)]
         return self.any_value or None
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineRule:
-    """A combination that some versions of the engine reject."""
-
-    written: WrittenRule
-    versions: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,7 +176,7 @@ class _EngineFile(msgspec.Struct, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in self.stage_limits_s or ():
-            stage_of(name)
+            Stage.parse(name)
         if self.version and self.version.use is not None and not is_version(str(self.version.use)):
             raise ValueError(f"version.use must be a version such as 0.5.23, not {self.version.use!r}")
 
@@ -206,7 +198,7 @@ class EngineSpec:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     vars: Mapping[str, str] = dataclasses.field(default_factory=dict)
     args: tuple[Action, ...] = ()
-    rules: tuple[EngineRule, ...] = ()
+    rules: tuple[tuple[WrittenRule, str], ...] = ()  # rejected combinations, and the versions that reject them
     package: str | None = None
     version: str | None = None
     spelled_in: tuple[str, ...] = ()
@@ -234,7 +226,7 @@ class EngineSpec:
             package=version.package, version=None if version.use is None else str(version.use),
             spelled_in=version.spelled_in or (), named_in=version.named_in or (), ready=file.ready or Ready(),
             stages=tuple(_entries(file.stages)),
-            stage_limits_s={stage_of(name): limit_s for name, limit_s in (file.stage_limits_s or {}).items()},
+            stage_limits_s={Stage.parse(name): limit_s for name, limit_s in (file.stage_limits_s or {}).items()},
             request=file.request or Request(), metrics=file.metrics or Metrics(), info=file.info or Info(),
             config_file=file.config_file, stop_s=(file.stop or _StopFile()).term_s)
 
@@ -251,8 +243,8 @@ class EngineSpec:
             return PLACEHOLDER.sub(lambda found: constants.get(found[1], found[0]), value) \
                 if isinstance(value, str) else value
 
-        return tuple(found for rule in self.rules if matches(rule.versions, version)
-                     for found in space.expand(rule.written, default))
+        return tuple(found for written, versions in self.rules if matches(versions, version)
+                     for found in space.expand(written, default))
 
     def constants(self, space: Space) -> dict[str, str]:
         """The values of placeholders that are the same for every server of a space."""
@@ -311,9 +303,9 @@ def _action(file: _ActionFile | Words) -> Action:
     return (_ActionFile(args=file) if isinstance(file, list) else file).action()
 
 
-def _rule(file: RuleFile, where: str) -> EngineRule:
-    rule = WrittenRule.parse({key: value for key, value in file.items() if key != "versions"}, where)
-    return EngineRule(rule, str(file.get("versions") or ""))
+def _rule(file: RuleFile, where: str) -> tuple[WrittenRule, str]:
+    written = WrittenRule.parse({key: value for key, value in file.items() if key != "versions"}, where)
+    return written, str(file.get("versions") or "")
 
 
 def _entries(entries: list[T] | Mapping[str, T | None] | None) -> Iterable[T]:

@@ -70,7 +70,7 @@ def test_named_entries_can_be_dropped_by_null_and_lists_still_work() -> None:
     small = space({"b": {"choices": [3]}}, {"b": 3})
     assert "a" not in made.params and made.rules == ()
     assert build(made, small, {"b": 3}).argv == ("serve", "--kept") and build(made, small, {"b": 3}).env == {"B": "3"}
-    assert [r.written.because for r in engine(rules=[{"x": 1, "because": "no"}]).rules] == ["no"]
+    assert [written.because for written, _ in engine(rules=[{"x": 1, "because": "no"}]).rules] == ["no"]
 
 
 def test_every_resolved_value_counts_for_identity_unless_it_is_ignored() -> None:
