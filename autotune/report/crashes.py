@@ -51,8 +51,7 @@ class Fate(NamedTuple):
 class Untried(NamedTuple):
     """Choices of one parameter that never served.
 
-    `kind` is forbidden, closed, crashed (tried, never served), shadowed (tried only beside another choice that crashed
-    without it, too) or unreached.
+    `kind`: forbidden, closed, crashed, shadowed (tried only beside another choice that crashed alone) or unreached.
     """
 
     param: str
@@ -65,7 +64,7 @@ def group(records: Sequence[TrialRecord], server_names: Iterable[str]) -> tuple[
     """Crash groups, most frequent first. `server_names` are the parameters that need a launch.
 
     A suspect is a choice that all launches of a group share and that never served; of several, those whose launches
-    ended in this group most often. A suspect is an observation, not a proof: search/ computes probabilities.
+    ended in this group most often.
     """
     names = set(server_names)
     served = {choice for r in records if r.state == "COMPLETE" and not r.crashed for choice in _choices(r)}

@@ -3,18 +3,15 @@
 What SGLang itself makes of these commands is in test_parser.py.
 """
 
-import pathlib
-
 import pytest
 import yaml
 
 from autotune.engine.spec import EngineSpec
 from autotune.records import Value
-from tests.sglang.support import VERSIONS, arguments, flags, forbidden, ruled, settings, small
+from tests.sglang.support import HERE, VERSIONS, arguments, flags, forbidden, ruled, settings, small
 
 both = pytest.mark.parametrize("version", VERSIONS)
 
-HERE = pathlib.Path(__file__).parent
 RULES: dict[str, list[tuple[dict[str, Value], str | None]]] = yaml.safe_load((HERE / "rules.yaml").read_text())
 COMMANDS: dict[str, list[tuple[dict[str, Value], list[str], list[str]]]] = yaml.safe_load(
     (HERE / "commands.yaml").read_text())
