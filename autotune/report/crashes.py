@@ -51,8 +51,7 @@ class Fate(NamedTuple):
 class Untried(NamedTuple):
     """Choices of one parameter that never served.
 
-    `kind` is forbidden, closed, crashed (tried, never served), shadowed (tried only beside another choice that crashed
-    without it, too) or unreached.
+    `kind`: forbidden, closed, crashed, shadowed (tried only beside another choice that crashed alone) or unreached.
     """
 
     param: str
