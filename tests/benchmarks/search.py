@@ -80,7 +80,7 @@ def summary(table: str, strategy: str, runs: Sequence[Run]) -> dict[str, Any]:
                   "crashed": statistics.mean(r.crashed for r in runs),
                   "share_early": statistics.mean(s.share if s else 0.0 for s in early),
                   "share": statistics.mean(r.final_share for r in runs), "worst": min(r.final_share for r in runs),
-                  "stopped": statistics.mean(r.stopped for r in runs)}
+                  "stopped": statistics.mean(r.stop is not None for r in runs)}
 
 
 def show(row: dict[str, Any]) -> str:
