@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from autotune.engine.stages import Pattern, StageMark, compiled
 from autotune.loadgen.wire_formats import Api
-from autotune.loadgen.workload import MetricNames
+from autotune.loadgen.workload import Metrics, UrlPath
 from autotune.records import Stage, UsageError, Value
 from autotune.space.constraints import Rule, RuleFile, WrittenRule
 from autotune.space.constraints import text as text
@@ -28,7 +28,6 @@ from autotune.utils.validation import AtLeastOne, convert
 T = TypeVar("T")
 PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_.]*)\}")
 
-UrlPath = Annotated[str, Meta(pattern=r"^/[!-~]*\Z", description="a path on the server such as /health")]
 InnerPath = Annotated[str, Meta(pattern=r"^(?!/|\.\Z|(.*/)?\.\.(/|\Z)).+\Z",
                                 description="a file or folder below the module's own")]
 Flag = Annotated[str, Meta(description="a flag such as --name")]
@@ -87,12 +86,6 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api: Api = "openai_completions"
     model: str | None = None
     continuous_usage: bool = False
-
-
-class Metrics(MetricNames, frozen=True, forbid_unknown_fields=True):
-    """The URL path of a server's metrics, and their names."""
-
-    path: UrlPath | None = None
 
 
 class Info(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

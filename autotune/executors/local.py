@@ -140,9 +140,9 @@ class LocalServer(RunningServer):
 
     def target(self) -> Target:
         """The live server, for the load client."""
-        request, metrics = self.executor.settings.engine.request, self.executor.settings.engine.metrics
+        engine, request = self.executor.settings.engine, self.executor.settings.engine.request
         return Target(self.server.url, request.api, request.model or self.server.model_name() or "default",
-                      request.continuous_usage, metrics.path, metrics)
+                      request.continuous_usage, engine.metrics)
 
     def _resolved(self) -> dict[str, Any]:
         """The settings that the server reports; {} when it reports none."""

@@ -51,8 +51,7 @@ class Fate(NamedTuple):
 class Untried(NamedTuple):
     """Choices of one parameter that never served.
 
-    `kind` is forbidden, closed, crashed (tried, never served), shadowed (tried only beside another choice that crashed
-    without it, too) or unreached.
+    `kind`: forbidden, closed, crashed, shadowed (tried only beside another choice that crashed alone) or unreached.
     """
 
     param: str
@@ -97,12 +96,9 @@ def _group(members: list[TrialRecord], names: set[str], served: set[Choice],
     common = {name: value for name, value in members[0].config.items()
               if name in names and all(name in m.config and m.config[name] == value for m in members)}
     here = {launch_key(r) for r in members if not copied(r)}
-    suspects = []
-    if newest.blame not in (Blame.TRANSIENT, Blame.ENVIRONMENT):
-        for name, value in common.items():
-            launches = launched[name, repr(value)]
-            if launches and (name, repr(value)) not in served:
-                suspects.append(Suspect(name, value, len(here & launches), len(launches)))
+    suspects = [Suspect(name, value, len(here & launches), len(launches)) for name, value in common.items()
+                if newest.blame not in (Blame.TRANSIENT, Blame.ENVIRONMENT) and (name, repr(value)) not in served
+                and (launches := launched[name, repr(value)])]
     top = max((s.crashed / s.launches for s in suspects), default=0.0)
     return CrashGroup(newest, tuple(m.number for m in members), len(here), sum(m.cost_s or 0.0 for m in members),
                       common, tuple(s for s in suspects if s.crashed / s.launches == top))

@@ -1,7 +1,5 @@
 """Optuna's samplers behind the same protocol, for comparison: `tpe`, `random` and `grid`.
 
-    strategy = OptunaStrategy(space, "tpe", Limits(hours=8.0), seed=0)
-
 One trial is one configuration and one launch. A crash is PRUNED with a constraint graded by its stage, a violated limit
 is a constraint, and a forbidden configuration is PRUNED without a launch. The Optuna study lives in memory.
 """

@@ -133,7 +133,7 @@ def test_the_share_of_less_likely_launches_grows_with_the_workers() -> None:
     assert shares[0] == regions.PLAUSIBLE and shares == sorted(set(shares)) and shares[-1] <= 1
 
 
-def test_a_pending_launch_does_not_change_the_chances() -> None:
+def test_a_pending_launch_counts_for_the_budget_and_does_not_change_the_chances() -> None:
     alone, beside = LaunchAware(SPACE, Limits()), LaunchAware(SPACE, Limits())
     beside.pending({**BASE, "b": True})
     for strategy in (alone, beside):
@@ -142,6 +142,9 @@ def test_a_pending_launch_does_not_change_the_chances() -> None:
     rows = alone.grid.servers(np.random.default_rng(0))
     assert (alone._crashes.chance(rows) == beside._crashes.chance(rows)).all()
     assert alone.best() == beside.best()
+    alone.limits = beside.limits = Limits(launches=2)
+    stop = beside.propose()
+    assert isinstance(stop, Stop) and stop.kind is StopKind.LAUNCHES and isinstance(alone.propose(), Launch)
 
 
 def test_a_late_baseline_is_measured_under_its_own_load() -> None:
@@ -176,13 +179,6 @@ def test_a_region_closed_by_a_crash_is_closed_for_every_launch() -> None:
             break
         assert step.server["b"] is False
         strategy.pending(step.server)
-
-
-def test_budgets_count_pending_launches() -> None:
-    strategy = LaunchAware(SPACE, Limits(launches=2))
-    propose(strategy), propose(strategy)
-    stop = strategy.propose()
-    assert isinstance(stop, Stop) and stop.kind is StopKind.LAUNCHES
 
 
 def test_a_fleet_never_launches_a_running_server_and_is_faster_by_the_clock() -> None:
