@@ -65,7 +65,10 @@ class Stage(enum.StrEnum):
     @classmethod
     def parse(cls, text: str) -> Stage:
         """Read a stage name; underscores count as hyphens. Raises ValueError for other words."""
-        return cls(text.strip().lower().replace("_", "-"))
+        try:
+            return cls(text.strip().lower().replace("_", "-"))
+        except ValueError:
+            raise ValueError(f"{text!r} is not a stage ({', '.join(cls)})") from None
 
 
 class Blame(enum.StrEnum):

@@ -29,8 +29,9 @@ PROVENANCE: dict[str, Any] = {
     "autotune": "0.1", "python": "3.11", "driver": None, "gpu": [], "created": "2026-01-01T00:00:00Z",
     "command": "python -m autotune tune +space=local"}
 SHM = pathlib.Path("/dev/shm")
-# Tests that compare times of several processes: one worker of pytest-xdist runs them one after the other.
-TIMED = ("loadgen/test_process.py", "loadgen/test_read_batching.py", "measure/test_window.py")
+# Groups of tests that one worker of pytest-xdist runs: those that compare times of several processes, those with torch.
+GROUPS = {"timed": ("loadgen/test_process.py", "loadgen/test_read_batching.py", "measure/test_window.py"),
+          "torch": ("ddtree/test_decoding.py", "ddtree/test_llama.py", "ddtree/test_tree.py")}
 
 hypothesis.settings.register_profile("fast", max_examples=100, deadline=None)
 hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=None)
@@ -39,8 +40,9 @@ hypothesis.settings.load_profile("fast")  # pytest --hypothesis-profile thorough
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.as_posix().endswith(TIMED):
-            item.add_marker(pytest.mark.xdist_group("timed"))
+        for group, files in GROUPS.items():
+            if item.path.as_posix().endswith(files):
+                item.add_marker(pytest.mark.xdist_group(group))
 
 
 @functools.cache

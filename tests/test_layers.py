@@ -10,11 +10,11 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1] / "autotune"
+# Rooms from the bottom up: a module imports only from its own room and from rooms before it.
 ORDER = ("records", "utils", "space", "loadgen", "engine", "crash", "power", "storage", "measure", "search", "config",
          "executors", "tuning", "report", "export", "cli", "__main__")
-"""Rooms from the bottom up: a module imports only from its own room and from rooms before it."""
+# The embedded engine is a program of its own: it imports nothing of ours and nothing of ours imports it.
 BESIDE = {"ddtree"}
-"""The embedded engine is a program of its own: it imports nothing of ours and nothing of ours imports it."""
 
 
 def room(module: str) -> str:

@@ -69,15 +69,14 @@ KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)?
 
 
 class HostEvidence(NamedTuple):
-    """Memory facts of the host during a launch; None or empty if unknown.
+    """Memory facts of the host during a launch; None, 0 or empty if unknown.
 
-    `oom_kills_group`, `oom_kills_host`: out-of-memory kills in the server's control group and on the host.
-    `kernel_lines`: kernel log lines about such kills. `available_share`: available memory at the end.
-    `memory_limit_share`: used part of the control group's limit.
+    `oom_kills`: out-of-memory kills in the server's control group or on the host. `kernel_lines`: kernel log lines
+    about such kills. `available_share`: available memory at the end. `memory_limit_share`: used part of the control
+    group's limit.
     """
 
-    oom_kills_group: int | None = None
-    oom_kills_host: int | None = None
+    oom_kills: int = 0
     kernel_lines: tuple[str, ...] = ()
     available_share: float | None = None
     memory_limit_share: float | None = None
@@ -85,7 +84,7 @@ class HostEvidence(NamedTuple):
     @property
     def oom_killed(self) -> bool:
         """True if the kernel killed a process for memory."""
-        return bool(self.kernel_lines or self.oom_kills_group or self.oom_kills_host)
+        return bool(self.kernel_lines or self.oom_kills)
 
     @property
     def memory_pressure(self) -> bool:
@@ -95,28 +94,26 @@ class HostEvidence(NamedTuple):
 
 
 class HostSnapshot(NamedTuple):
-    """Counters at one moment; `root` holds /proc and /sys."""
+    """Kills in the control group and on the host up to one moment; `root` holds /proc and /sys."""
 
     at: float
-    group: int | None
-    host: int | None
+    kills: tuple[int | None, int | None]
     root: pathlib.Path
 
     @classmethod
     def take(cls, root: pathlib.Path = pathlib.Path("/")) -> HostSnapshot:
         """Read the counters; unreadable ones are None. Never raises."""
-        return cls(time.time(), _number(_group(root) / "memory.events", "oom_kill"),
-                   _number(root / "proc/vmstat", "oom_kill"), root)
+        return cls(time.time(), (_number(_group(root) / "memory.events", "oom_kill"),
+                                 _number(root / "proc/vmstat", "oom_kill")), root)
 
     def since(self) -> HostEvidence:
         """Evidence since this snapshot."""
-        now = HostSnapshot.take(self.root)
+        kills = [after - before for before, after in zip(self.kills, HostSnapshot.take(self.root).kills, strict=True)
+                 if before is not None and after is not None]
         total, available = (_number(self.root / "proc/meminfo", name) for name in ("MemTotal", "MemAvailable"))
         limit, used = (_read(_group(self.root) / f"memory.{name}").strip() for name in ("max", "current"))
-        group, host = (None if before is None or after is None else max(0, after - before)
-                       for before, after in ((self.group, now.group), (self.host, now.host)))
         return HostEvidence(
-            group, host, _kernel_lines(self.root, self.at),
+            max([0, *kills]), _kernel_lines(self.root, self.at),
             available / total if total and available is not None else None,
             int(used) / int(limit) if limit.isdigit() and used.isdigit() and int(limit) else None)
 

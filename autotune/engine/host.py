@@ -2,8 +2,7 @@
 
     lacking(engine, ["--speculative-ddtree-budget", "DDTREE"])    # the names that the engine's source does not hold
 
-The engine is not imported: that can take 20 s, and a GPU. An engine file lists in `version.spelled_in` the files and
-folders of the module that spell its flags, and in `version.named_in` those that name variables and algorithms.
+The engine is not imported: that can take 20 s, and a GPU.
 """
 
 from __future__ import annotations

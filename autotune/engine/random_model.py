@@ -3,9 +3,8 @@
     python -m autotune.engine.random_model models/dense-8b --shape dense-8b
     python -m autotune.engine.random_model models/dense-8b-draft --draft-for models/dense-8b
 
-Serve them with dummy weights (`--load-format dummy`, in a space: load_format: {choices: [dummy]}). Speed and power are
-realistic, the text is not: greedy decoding repeats itself, so n-gram speculation accepts almost everything and a random
-draft nothing. Needs the package `tokenizers`; nothing is downloaded.
+Serve them with dummy weights (in a space: load_format: {choices: [dummy]}). Speed and power are realistic, the text is
+not: n-gram speculation accepts almost everything and a random draft nothing. Needs the package `tokenizers`.
 """
 
 from __future__ import annotations

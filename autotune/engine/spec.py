@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from autotune.engine.stages import Pattern, StageMark, compiled, stage_of
+from autotune.engine.stages import Pattern, StageMark, compiled
 from autotune.loadgen.wire_formats import Api
-from autotune.loadgen.workload import MetricNames
+from autotune.loadgen.workload import Metrics, UrlPath
 from autotune.records import Stage, UsageError, Value
 from autotune.space.constraints import Rule, RuleFile, WrittenRule
 from autotune.space.constraints import text as text
@@ -28,7 +28,6 @@ from autotune.utils.validation import AtLeastOne, convert
 T = TypeVar("T")
 PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_.]*)\}")
 
-UrlPath = Annotated[str, Meta(pattern=r"^/[!-~]*\Z", description="a path on the server such as /health")]
 InnerPath = Annotated[str, Meta(pattern=r"^(?!/|\.\Z|(.*/)?\.\.(/|\Z)).+\Z",
                                 description="a file or folder below the module's own")]
 Flag = Annotated[str, Meta(description="a flag such as --name")]
@@ -70,14 +69,6 @@ class ParamSpec:
         return self.any_value or None
 
 
-@dataclasses.dataclass(frozen=True)
-class EngineRule:
-    """A combination that some versions of the engine reject."""
-
-    written: WrittenRule
-    versions: str = ""
-
-
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A server is ready when its process lives, the log mark was seen, `path` answers 200 and a completion came."""
 
@@ -95,12 +86,6 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api: Api = "openai_completions"
     model: str | None = None
     continuous_usage: bool = False
-
-
-class Metrics(MetricNames, frozen=True, forbid_unknown_fields=True):
-    """The URL path of a server's metrics, and their names."""
-
-    path: UrlPath | None = None
 
 
 class Info(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,7 +169,7 @@ class _EngineFile(msgspec.Struct, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in self.stage_limits_s or ():
-            stage_of(name)
+            Stage.parse(name)
         if self.version and self.version.use is not None and not is_version(str(self.version.use)):
             raise ValueError(f"version.use must be a version such as 0.5.23, not {self.version.use!r}")
 
@@ -206,7 +191,7 @@ class EngineSpec:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     vars: Mapping[str, str] = dataclasses.field(default_factory=dict)
     args: tuple[Action, ...] = ()
-    rules: tuple[EngineRule, ...] = ()
+    rules: tuple[tuple[WrittenRule, str], ...] = ()  # rejected combinations, and the versions that reject them
     package: str | None = None
     version: str | None = None
     spelled_in: tuple[str, ...] = ()
@@ -234,7 +219,7 @@ class EngineSpec:
             package=version.package, version=None if version.use is None else str(version.use),
             spelled_in=version.spelled_in or (), named_in=version.named_in or (), ready=file.ready or Ready(),
             stages=tuple(_entries(file.stages)),
-            stage_limits_s={stage_of(name): limit_s for name, limit_s in (file.stage_limits_s or {}).items()},
+            stage_limits_s={Stage.parse(name): limit_s for name, limit_s in (file.stage_limits_s or {}).items()},
             request=file.request or Request(), metrics=file.metrics or Metrics(), info=file.info or Info(),
             config_file=file.config_file, stop_s=(file.stop or _StopFile()).term_s)
 
@@ -251,8 +236,8 @@ class EngineSpec:
             return PLACEHOLDER.sub(lambda found: constants.get(found[1], found[0]), value) \
                 if isinstance(value, str) else value
 
-        return tuple(found for rule in self.rules if matches(rule.versions, version)
-                     for found in space.expand(rule.written, default))
+        return tuple(found for written, versions in self.rules if matches(versions, version)
+                     for found in space.expand(written, default))
 
     def constants(self, space: Space) -> dict[str, str]:
         """The values of placeholders that are the same for every server of a space."""
@@ -311,9 +296,9 @@ def _action(file: _ActionFile | Words) -> Action:
     return (_ActionFile(args=file) if isinstance(file, list) else file).action()
 
 
-def _rule(file: RuleFile, where: str) -> EngineRule:
-    rule = WrittenRule.parse({key: value for key, value in file.items() if key != "versions"}, where)
-    return EngineRule(rule, str(file.get("versions") or ""))
+def _rule(file: RuleFile, where: str) -> tuple[WrittenRule, str]:
+    written = WrittenRule.parse({key: value for key, value in file.items() if key != "versions"}, where)
+    return written, str(file.get("versions") or "")
 
 
 def _entries(entries: list[T] | Mapping[str, T | None] | None) -> Iterable[T]:

@@ -27,16 +27,8 @@ class StageMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log: Pattern
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "stage", stage_of(self.stage))
+        msgspec.structs.force_setattr(self, "stage", Stage.parse(self.stage))
         compiled(self.log)
-
-
-def stage_of(name: str) -> Stage:
-    """Raises ValueError for a name that is no stage."""
-    try:
-        return Stage.parse(name)
-    except ValueError:
-        raise ValueError(f"{name!r} is not a stage ({', '.join(Stage)})") from None
 
 
 @functools.cache

@@ -1,12 +1,10 @@
 """The supervisor: one small process between the tuner and a server, so that neither leaves an orphan.
 
-`python -m autotune.engine.supervisor` runs in a session of its own (Ctrl-C reaches only the tuner, which then closes
-the supervisor's standard input) and reads one line of JSON from standard input: argv, env, cwd, folder, port, secrets,
-term_s, log_limit_bytes, tuner. With --apart it becomes a grandchild of its starter: Ray's processes kill their children
-on exit, and a killed supervisor would leave its server behind. The supervisor
+`python -m autotune.engine.supervisor` runs in a session of its own and reads one line of JSON from standard input. With
+--apart it becomes a grandchild of its starter, because Ray's processes kill their children on exit. It
 
-- reaps every descendant (Linux child subreaper), also children that leave the group or are orphaned;
 - starts the server in a session of its own and copies its output, redacted and bounded, to folder/server.log;
+- reaps every descendant (Linux child subreaper), also children that leave the group or are orphaned;
 - ends every process on SIGTERM, or when standard input closes: SIGTERM first, SIGKILL after `term_s`;
 - writes folder/owner.json at the start and folder/exit.json at the end, and exits 0.
 

@@ -18,7 +18,7 @@ from typing import Any
 from autotune.config.settings import Settings
 from autotune.executors.preflight import Preflight, check_disk
 from autotune.measure.correctness import Gate
-from autotune.records import AutotuneError, Config, Crash, Measurement, canonical, digest
+from autotune.records import AutotuneError, Config, Crash, HostCannotRun, Measurement, canonical, digest
 
 # Stages before a launch starts. Time up to PLACED is not charged to the configuration.
 WAITING, PLACED = "waiting for a place", "placed"
@@ -83,9 +83,11 @@ class Executor(abc.ABC):
 
         Raises HostCannotRun with everything that is missing.
         """
-        self.report = self.inspect()
-        self.report.refuse(self.settings)
-        settings = self.settings.without(self.report.unavailable)
+        self.report, settings = self.inspect(), self.settings
+        if self.report.problems:
+            raise HostCannotRun(f"space {settings.space.name} cannot run here: {'; '.join(self.report.problems)} "
+                                f"({settings.shown_command('check')} tells more)")
+        settings = settings.without(self.report.unavailable)
         if self.report.power.source == "none":
             settings = dataclasses.replace(settings, objective=settings.objective.without_energy())
         self.settings = settings

@@ -140,9 +140,9 @@ class LocalServer(RunningServer):
 
     def target(self) -> Target:
         """The live server, for the load client."""
-        request, metrics = self.executor.settings.engine.request, self.executor.settings.engine.metrics
+        engine, request = self.executor.settings.engine, self.executor.settings.engine.request
         return Target(self.server.url, request.api, request.model or self.server.model_name() or "default",
-                      request.continuous_usage, metrics.path, metrics)
+                      request.continuous_usage, engine.metrics)
 
     def _resolved(self) -> dict[str, Any]:
         """The settings that the server reports; {} when it reports none."""
@@ -218,15 +218,11 @@ class LocalExecutor(Executor):
 
     def _wait_for_gpu_memory(self, before: Mapping[str, float], progress: Progress) -> None:
         deadline = time.monotonic() + self.settings.server.gpu_free_s
-        while before:
-            now = gpu_memory_used_mib(list(before))
-            held = {u: now[u] - before[u] for u in before if u in now and now[u] - before[u] > GPU_SLACK_MIB}
-            if not held:
-                return
+        while before and (held := [more for uuid, used in gpu_memory_used_mib(list(before)).items()
+                                   if (more := used - before[uuid]) > GPU_SLACK_MIB]):
             if time.monotonic() > deadline:
-                total = sum(held.values())
-                LOG.warning("GPU memory not given back: %.0f MiB on %d GPUs", total, len(held))
-                progress(f"{total:.0f} MiB of GPU memory not given back", 0.0)
+                LOG.warning("GPU memory not given back: %.0f MiB on %d GPUs", sum(held), len(held))
+                progress(f"{sum(held):.0f} MiB of GPU memory not given back", 0.0)
                 return
             time.sleep(GPU_POLL_S)
 

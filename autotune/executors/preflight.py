@@ -43,12 +43,6 @@ class Preflight:
     power: PowerSettings
     refused: Mapping[str, str]
 
-    def refuse(self, settings: Settings) -> None:
-        """Raises HostCannotRun with every problem, if there is one."""
-        if self.problems:
-            raise HostCannotRun(f"space {settings.space.name} cannot run here: {'; '.join(self.problems)} "
-                                f"({settings.shown_command('check')} tells more)")
-
 
 def check(settings: Settings, config: Config | None = None) -> Preflight:
     """Check this host for a space and one of its configurations (None: the baseline).

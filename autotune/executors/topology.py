@@ -60,20 +60,19 @@ class Layout:
         return sum(self.apart[a][b] for a, b in itertools.combinations(chosen, 2))
 
 
-def of_gpus(gpus: Sequence[Gpu], root: pathlib.Path = ROOT) -> Layout:
+def of_gpus(gpus: Sequence[Gpu]) -> Layout:
     """Each GPU with its share of the nearest cores. Raises NoNvml."""
-    known = topology(gpus)
-    units = []
+    known, units = topology(gpus), list[Unit]()
     for i, gpu in enumerate(gpus):
         alike = [j for j in range(len(gpus)) if known.cpus[j] == known.cpus[i]]
-        parts = split(cores(known.cpus[i], root), len(alike))
+        parts = split(cores(known.cpus[i]), len(alike))
         units.append(Unit(parts[alike.index(i)], gpu, known.index[i]))
     return Layout(tuple(units), known.distance)
 
 
-def of_cores(count: int, root: pathlib.Path = ROOT) -> Layout:
+def of_cores(count: int) -> Layout:
     """`count` groups of whole cores, each on as few NUMA nodes as possible. Raises HostCannotRun for too few cores."""
-    found = cores(os.sched_getaffinity(0), root)
+    found = cores(os.sched_getaffinity(0))
     if len(found) < count:
         raise HostCannotRun(f"parallel.slots={count}, and this host has {len(found)} core"
                             f"{'s' if len(found) > 1 else ''} to share out")

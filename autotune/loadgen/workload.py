@@ -20,16 +20,18 @@ from autotune.utils.validation import AtLeastOne, Count, NotNegative, Positive, 
 TOKENS = "tokens:"  # `workload.prompts=tokens:LOW-HIGH`: random token ids in [LOW, HIGH)
 # Step between the seeds of one server's measurements: prompts of studies with neighbouring seeds stay different.
 SEED_STEP = 1_000_003
+UrlPath = Annotated[str, Meta(pattern=r"^/[!-~]*\Z", description="a path on the server such as /health")]
 Part = Annotated[float, Meta(ge=0, lt=1, description="a share of at least 0 and below 1")]
 
 
-class MetricNames(msgspec.Struct, frozen=True):
-    """Names in a server's Prometheus text; None where it has no such metric.
+class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The URL path of a server's Prometheus text, and names in it; None where the server has no such metric.
 
     Acceptance length from counters is `accept_bonus` + the growth of `accept_tokens` over the growth of `accept_steps`:
     SGLang counts generated tokens per verify step (bonus 0), vLLM accepted draft tokens per draft (bonus 1).
     """
 
+    path: UrlPath | None = None
     running: str | None = None
     queued: str | None = None
     retracted: str | None = None
@@ -49,8 +51,7 @@ class Target:
     api: Api
     model: str
     continuous_usage: bool
-    metrics_path: str | None = None
-    metrics: MetricNames = MetricNames()
+    metrics: Metrics = Metrics()
 
 
 @dataclasses.dataclass(frozen=True)

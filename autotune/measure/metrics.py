@@ -9,7 +9,9 @@ import time
 from collections.abc import Collection
 from typing import Self
 
-from autotune.loadgen.workload import MetricNames, Target
+import msgspec
+
+from autotune.loadgen.workload import Target
 from autotune.utils.http import BadAnswer, NoAnswer, ask
 
 INTERVAL_S = 2.0
@@ -44,9 +46,8 @@ class MetricsReader:
 
     def __init__(self, target: Target) -> None:
         self.names = target.metrics
-        names = (getattr(self.names, field) for field in MetricNames.__struct_fields__)
-        self._wanted = {name for name in names if isinstance(name, str)}
-        self._url = target.base_url.rstrip("/") + target.metrics_path if target.metrics_path else None
+        self._wanted = {name for name in msgspec.structs.astuple(self.names) if isinstance(name, str)}
+        self._url = target.base_url.rstrip("/") + self.names.path if self.names.path else None
         self.samples: list[tuple[float, dict[str, float]]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)

@@ -97,10 +97,7 @@ class Rule(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """`traces` are in the order of drawing, the last one in front. `strip` keeps room below zero for crashes.
-
-    `caption` explains the picture, `description` is for readers who do not see it.
-    """
+    """`traces`: the last one in front. `strip`: room below zero for crashes. `description`: read instead of seen."""
 
     name: str
     title: str

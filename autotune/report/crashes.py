@@ -51,8 +51,7 @@ class Fate(NamedTuple):
 class Untried(NamedTuple):
     """Choices of one parameter that never served.
 
-    `kind` is forbidden, closed, crashed (tried, never served), shadowed (tried only beside another choice that crashed
-    without it, too) or unreached.
+    `kind`: forbidden, closed, crashed, shadowed (tried only beside another choice that crashed alone) or unreached.
     """
 
     param: str
@@ -65,7 +64,7 @@ def group(records: Sequence[TrialRecord], server_names: Iterable[str]) -> tuple[
     """Crash groups, most frequent first. `server_names` are the parameters that need a launch.
 
     A suspect is a choice that all launches of a group share and that never served; of several, those whose launches
-    ended in this group most often. A suspect is an observation, not a proof: search/ computes probabilities.
+    ended in this group most often.
     """
     names = set(server_names)
     served = {choice for r in records if r.state == "COMPLETE" and not r.crashed for choice in _choices(r)}
@@ -97,12 +96,9 @@ def _group(members: list[TrialRecord], names: set[str], served: set[Choice],
     common = {name: value for name, value in members[0].config.items()
               if name in names and all(name in m.config and m.config[name] == value for m in members)}
     here = {launch_key(r) for r in members if not copied(r)}
-    suspects = []
-    if newest.blame not in (Blame.TRANSIENT, Blame.ENVIRONMENT):
-        for name, value in common.items():
-            launches = launched[name, repr(value)]
-            if launches and (name, repr(value)) not in served:
-                suspects.append(Suspect(name, value, len(here & launches), len(launches)))
+    suspects = [Suspect(name, value, len(here & launches), len(launches)) for name, value in common.items()
+                if newest.blame not in (Blame.TRANSIENT, Blame.ENVIRONMENT) and (name, repr(value)) not in served
+                and (launches := launched[name, repr(value)])]
     top = max((s.crashed / s.launches for s in suspects), default=0.0)
     return CrashGroup(newest, tuple(m.number for m in members), len(here), sum(m.cost_s or 0.0 for m in members),
                       common, tuple(s for s in suspects if s.crashed / s.launches == top))

@@ -3,9 +3,6 @@
     attach(trial, artifacts, files)    # before the trial is finished: a finished trial takes no artifacts
     annotate(study, record)            # after it is finished
     dashboard(settings, study)         # serve, on loopback only
-
-The dashboard (0.21) reads constraints in the form of Optuna 4 and picks the best trial without them: see
-`FeasibleFirst`. Plots and the study's note are stored in the study itself.
 """
 
 from __future__ import annotations
@@ -84,7 +81,7 @@ def open_server(settings: Settings, study: Study, port: int = PORT) -> WSGIServe
 
 
 class FeasibleFirst(_CachedStorage):
-    """A study's storage as the dashboard expects it: constraints as a list, and a best trial that keeps them."""
+    """A study's storage as the dashboard (0.21) expects it: constraints as Optuna 4 had them, a feasible best trial."""
 
     def get_all_trials(self, study_id: int, deepcopy: bool = True,
                        states: Container[TrialState] | None = None) -> list[FrozenTrial]:
@@ -98,7 +95,6 @@ class FeasibleFirst(_CachedStorage):
 
 
 def _with_list(trial: FrozenTrial) -> FrozenTrial:
-    """The trial with its constraints in the place where Optuna 4 kept them."""
     changed = copy.copy(trial)
     changed._system_attrs = {**trial._system_attrs, "constraints": list(trial.constraints.values())}
     return changed
@@ -265,11 +261,10 @@ App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 def guarded(app: App, port: int) -> App:
     """Refuse what other pages in the user's browser could send: foreign host names and foreign origins."""
     names = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
-    origins = {f"http://{name}" for name in names}
+    origins = {None, *(f"http://{name}" for name in names)}
 
     def guard(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        origin = environ.get("HTTP_ORIGIN")
-        if environ.get("HTTP_HOST") not in names or (origin is not None and origin not in origins):
+        if environ.get("HTTP_HOST") not in names or environ.get("HTTP_ORIGIN") not in origins:
             start_response("403 Forbidden", [("Content-Type", "text/plain")])
             return [b"this dashboard answers on loopback only\n"]
         return app(environ, start_response)

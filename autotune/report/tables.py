@@ -161,14 +161,11 @@ def _by_load(heads: Sequence[str], loads: Iterable[tuple[Sequence[str], Mapping[
              names: Sequence[str], units: Mapping[str, str], key: str, change: str) -> Table:
     """A row for each load: figures `units` of every configuration in `names`, and the change of the figure `key`."""
     several = len(names) > 1 and key in units
-    lines: list[list[str | Cell]] = []
-    for head, rows in loads:
-        found = [rows.get(name, {}) for name in names]
-        lines.append([*head, *(_figure(row, k) for row in found for k in units)])
-        if several:
-            lines[-1].append(_change(found[0].get(key), found[-1].get(key)))
+    found = ((head, [rows.get(name, {}) for name in names]) for head, rows in loads)
     return table([*heads, *(f">{one_line(name)} {unit}" for name in names for unit in units.values()),
-                  *([change] if several else [])], lines)
+                  *([change] if several else [])], (
+        [*head, *(_figure(row, k) for row in rows for k in units),
+         *([_change(rows[0].get(key), rows[-1].get(key))] if several else [])] for head, rows in found))
 
 
 def matrix_details(story: Story) -> Table | None:

@@ -97,8 +97,7 @@ class Group:
     def _atoms(self, rows: Codes) -> tuple[NDArray[np.intp], Mask, Floats]:
         """(column, choices, weight) of conditions on one parameter that hold in every crash.
 
-        A condition is a choice or a set of choices. The last two atoms stand for no condition and for the whole
-        configuration of a crash.
+        The last two atoms stand for no condition and for the whole configuration of a crash.
         """
         widest = max(len(p.choices) for p in self.grid.params) + 1
         columns, masks, weights = [], [], []

@@ -1,7 +1,5 @@
 """The default strategy: launch-aware, learns from crashes, closes regions by a computed decision.
 
-    strategy = LaunchAware(space, Limits(launches=40, hours=8.0), seed=0)
-
 Order of decisions: budgets, the baseline, retries after crashes, the launch with the highest worth per second outside
 closed regions, a few checks under stronger assumed effects, the reason to stop. All but the count of checks is computed
 from the observations.

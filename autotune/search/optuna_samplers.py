@@ -1,7 +1,5 @@
 """Optuna's samplers behind the same protocol, for comparison: `tpe`, `random` and `grid`.
 
-    strategy = OptunaStrategy(space, "tpe", Limits(hours=8.0), seed=0)
-
 One trial is one configuration and one launch. A crash is PRUNED with a constraint graded by its stage, a violated limit
 is a constraint, and a forbidden configuration is PRUNED without a launch. The Optuna study lives in memory.
 """
@@ -46,14 +44,12 @@ class OptunaStrategy:
         self.launches, self.used_s = 0, 0.0
         self._asked: dict[str, _Asked] = {}  # own trials by server part
         self._unmeasured, self._busy, self._servers, self._tried = set[str](), set[str](), set[str](), set[str]()
-        self._values: dict[str, list[Measured]] = {}
-        self._configs: dict[str, Config] = {}
+        self._values: dict[str, tuple[Config, list[Measured]]] = {}
         self._aside: list[Config] = []  # postponed: lost with a host, or pending on another worker
 
     def propose(self) -> Launch | Stop:
         """The sampler's next configuration; the baseline first."""
-        spent = self.limits.spent(self.launches, self.used_s)
-        if spent is not None:
+        if (spent := self.limits.spent(self.launches, self.used_s)) is not None:
             return spent
         first = server_key(self.space, self.space.baseline) not in self._servers | self._busy
         again = self._again(first)
@@ -74,12 +70,11 @@ class OptunaStrategy:
                 self._prune(asked.trial, FORBIDDEN)
             elif self.name == "grid" and config_key(asked.config) in self._tried:
                 self._prune(asked.trial, None)
+            elif server in self._busy and self.name == "grid":  # it never names a cell twice
+                self._prune(asked.trial, None)
+                self._aside.append(asked.config)
             elif server in self._busy:
-                if self.name == "grid":  # it never names a cell twice
-                    self._prune(asked.trial, None)
-                    self._aside.append(asked.config)
-                else:
-                    rejected.callback(self._prune, asked.trial, None)
+                rejected.callback(self._prune, asked.trial, None)
             else:
                 self._asked[server] = asked
                 self._unmeasured.add(server)
@@ -114,8 +109,7 @@ class OptunaStrategy:
         if isinstance(observation.outcome, Crash):
             self._prune(asked.trial, severity(observation.outcome))
             return
-        self._configs[config] = asked.config
-        self._values.setdefault(config, []).append(observation.outcome)
+        self._values.setdefault(config, (asked.config, []))[1].append(observation.outcome)
         if observation.outcome.value is None:
             self._prune(asked.trial, None)
             return
@@ -131,12 +125,10 @@ class OptunaStrategy:
 
     def best(self) -> Best | None:
         """The feasible configuration with the best mean of its measurements."""
-        means = {}
-        for key, seen in self._values.items():
-            if values := [math.log(m.value) for m in seen if m.value is not None and m.value > 0 and m.feasible]:
-                means[key] = sum(values) / len(values)
-        best = max(means, key=means.__getitem__, default=None)
-        return None if best is None else Best(*self.space.split(self._configs[best]), math.exp(means[best]))
+        means = [(sum(values) / len(values), config) for config, seen in self._values.values() if (
+            values := [math.log(m.value) for m in seen if m.value is not None and m.value > 0 and m.feasible])]
+        mean, config = max(means, key=lambda pair: pair[0], default=(0.0, None))
+        return None if config is None else Best(*self.space.split(config), math.exp(mean))
 
     def pivots(self) -> list[Pivot]:
         """Always empty: samplers give no reasons."""

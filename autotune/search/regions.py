@@ -17,10 +17,11 @@ import numpy as np
 from autotune.records import Blame, Value
 from autotune.search.acquisition import Forecast
 from autotune.search.crash_model import CrashModel, Failure, named
-from autotune.search.grid import Codes, Floats, Grid, Mask
+from autotune.search.grid import Codes, Floats, Mask
 from autotune.search.observations import Key, Observations
 from autotune.search.strategy import Launch, Pivot, Stop, StopKind
 from autotune.space.space import Param
+from autotune.utils.text import count
 
 When = Mapping[int, tuple[int, ...]]  # codes by column
 
@@ -138,11 +139,7 @@ def _evaluated(forecast: Forecast, crashes: CrashModel, worth: Floats, found: _F
 
 
 def _lacks(param: Param, choices: tuple[Value, ...], evidence: tuple[Failure, ...], part: float) -> str | None:
-    """Category of a crash that shows that the host lacks the feature of a single choice, else None.
-
-    The crash is blamed on the environment and names the choice in its category, or in its text if the choice is the
-    main suspect.
-    """
+    """Category of an environment crash that names a choice, in its text only if the choice is the main suspect."""
     for crash in (failure.crash for failure in evidence if failure.crash.blame is Blame.ENVIRONMENT):
         if named(param, choices, crash.category) or (part >= CERTAIN and named(param, choices, crash.excerpt)):
             return crash.category
@@ -152,35 +149,32 @@ def _lacks(param: Param, choices: tuple[Value, ...], evidence: tuple[Failure, ..
 def changes(memory: Observations, forecast: Forecast, before: Mapping[str, Region],
             regions: Sequence[Region]) -> list[Pivot]:
     """Pivots that lead from the regions closed `before`, by name, to the present state of the regions."""
-    grid, launches = memory.grid, memory.launches
     now = {region.name: region for region in regions}
-    pivots = [record(grid, forecast, region, launches) for region in regions
+    pivots = [record(memory, forecast, region) for region in regions
               if region.why is not None and region.name not in before]
     for name, old in before.items():
         opened = now.get(name)
         if opened is None:
             if memory.works(old.when, old.under_load):
                 why = "it was measured" if old.under_load else "it came up"
-                pivots.append(record(grid, forecast, old, launches, why))
+                pivots.append(record(memory, forecast, old, why))
         elif opened.why is None:
             changed = len(opened.evidence) != len(old.evidence) or opened.chance > old.chance + 0.01
             why = f"its chance is now {opened.chance:.0%}" if changed else "other launches gain less now"
-            pivots.append(record(grid, forecast, opened, launches, why))
+            pivots.append(record(memory, forecast, opened, why))
     return pivots
 
 
-def record(grid: Grid, forecast: Forecast, region: Region, after_launches: int, reopened: str | None = None) -> Pivot:
+def record(memory: Observations, forecast: Forecast, region: Region, reopened: str | None = None) -> Pivot:
     """The decision on a region for pivots.jsonl; `reopened` is the reason for reopening."""
     signatures = tuple(sorted({f.crash.signature for f in region.evidence}))
     trials = tuple(sorted({f.trial for f in region.evidence if f.trial is not None}))
     other, promise = "nothing left", "no other launch"
     if region.alternative is not None:
-        server = grid.server(forecast.rows[region.alternative])
-        gain, cost_s = float(forecast.expected[region.alternative]), float(forecast.cost_s[region.alternative])
-        other = ", ".join(f"{k}={v}" for k, v in server.items())
+        row, gain, cost_s = (of[region.alternative] for of in (forecast.rows, forecast.expected, forecast.cost_s))
+        other = ", ".join(f"{k}={v}" for k, v in memory.grid.server(row).items())
         promise = f"{gain:.1%} for {cost_s:.0f} s in the best other launch"
-    totals = (f"{len(region.evidence)} crash{'es' if len(region.evidence) != 1 else ''} of "
-              f"{len(signatures)} signature{'s' if len(signatures) != 1 else ''}")
+    totals = f"{count(len(region.evidence), 'crash', 'crashes')} of {count(len(signatures), 'signature')}"
     total = f"{region.upper:.1%} at best x {region.chance:.0%} for {region.cost_s:.0f} s against {promise}"
     if reopened is None:
         reason = f"{region.name} closed after {totals}: {region.why} ({total})"
@@ -190,7 +184,7 @@ def record(grid: Grid, forecast: Forecast, region: Region, after_launches: int, 
     else:
         reason, opens = f"{region.name} reopened: {reopened} ({total})", "it is open"
     return Pivot("close" if reopened is None else "reopen", region.when, trials, signatures, region.belief,
-                 region.chance, region.upper, region.cost_s, other, region.left, reason, opens, after_launches)
+                 region.chance, region.upper, region.cost_s, other, region.left, reason, opens, memory.launches)
 
 
 HOPELESS = 0.1  # chance of the best launch below which a study without any running server ends

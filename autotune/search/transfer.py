@@ -1,7 +1,5 @@
 """Past studies (`study.warm_start`) as prior knowledge, weighed by how well they predict the present study.
 
-    past = Past(grid, past_observations(["outputs/OLD"], space, "tokens_per_joule"))
-
 Parameters and choices that the present space lacks are ignored; a parameter that a past study lacked counts as the
 baseline's choice.
 """

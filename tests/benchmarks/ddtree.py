@@ -9,6 +9,7 @@ repeats over servers that run at the same time; idle servers sleep.
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 import statistics
@@ -79,11 +80,10 @@ async def load(url: str, texts: Sequence[str], clients: int, tokens: int, temper
 
 def acceptance(flags: Sequence[str], texts: Sequence[str], tokens: int, temperature: float) -> list[dict[str, float]]:
     rows = []
-    for budget in BUDGETS:
-        for topk in TOPKS:
-            with served([*flags, "--tree-budget", str(budget), "--tree-topk", str(topk)]) as url:
-                result = asyncio.run(load(url, texts, 8, tokens, temperature))
-            rows.append({"budget": budget, "topk": topk, "accept_length": round(result["accept_length"], 3)})
+    for budget, topk in itertools.product(BUDGETS, TOPKS):
+        with served([*flags, "--tree-budget", str(budget), "--tree-topk", str(topk)]) as url:
+            result = asyncio.run(load(url, texts, 8, tokens, temperature))
+        rows.append({"budget": budget, "topk": topk, "accept_length": round(result["accept_length"], 3)})
     return rows
 
 
@@ -128,18 +128,15 @@ def main() -> None:
         print(json.dumps(result))
         return
 
-    def table(first: str, names: Sequence[str], rows: dict[int, list[str]]) -> None:
-        print(f"| {first} | " + " | ".join(names) + " |")
-        print("| --- " * (len(names) + 1) + "|")
-        for head, cells in rows.items():
-            print(f"| {head} | " + " | ".join(cells) + " |")
+    def table(kind: str, first: str, heads: Sequence[str], numbers: Sequence[int], cell: str) -> None:
+        print(f"| {first} | {' | '.join(heads)} |\n{'| --- ' * (len(heads) + 1)}|")
+        for n in numbers:
+            print(f"| {n} | " + " | ".join(cell.format(**row) for row in result[kind] if row[first] == n) + " |")
 
-    table("clients", [f"budget {budget}" for budget in SPEED_BUDGETS],
-          {n: [f"{r['tokens_per_s']:.0f} tokens/s" for r in result["speed"] if r["clients"] == n] for n in CLIENTS})
+    table("speed", "clients", [f"budget {n}" for n in SPEED_BUDGETS], CLIENTS, "{tokens_per_s:.0f} tokens/s")
     if "acceptance" in result:
         print()
-        table("budget", [f"topk {topk}" for topk in TOPKS],
-              {n: [f"{r['accept_length']:.2f}" for r in result["acceptance"] if r["budget"] == n] for n in BUDGETS})
+        table("acceptance", "budget", [f"topk {n}" for n in TOPKS], BUDGETS, "{accept_length:.2f}")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 A row is right when the exit code, the trials in the database, the crash's stage and category and the message are what
 they have to be, no process of ours lives, no port of ours is open, every file is whole, and (where the study was
 stopped) the same command runs it to its end. `--quick` is a sample, `--slow N` multiplies every limit on a machine that
-others keep busy. The last line is the verdict; exit 1 on any wrong
-state. Rows that need root or a compiler say so when they are left out.
+others keep busy. The last line is the verdict; exit 1 on any wrong state. Rows that need root or a compiler say so when
+they are left out.
 """
 
 from __future__ import annotations
@@ -45,10 +45,6 @@ SAMPLED = ("silent", "cut", "endless", "die-under-load")
 SLOW = [1]  # how many times slower than a quiet one this machine is taken to be
 
 
-class Wrong(Exception):
-    """A state that a fault must not end in."""
-
-
 class Skip(Exception):
     """A fault that cannot be made here."""
 
@@ -57,13 +53,8 @@ class Skip(Exception):
 class Fault:
     name: str
     expected: str
-    run: Callable[[pathlib.Path], str]  # a folder of its own -> the state that it ended in; raises Wrong or Skip
+    run: Callable[[pathlib.Path], str]  # a folder of its own -> the state that it ended in; AssertionError, or Skip
     quick: bool = False
-
-
-def need(holds: object, text: str) -> None:
-    if not holds:
-        raise Wrong(text)
 
 
 def make(folder: pathlib.Path, fault: str = "none", at: str = "serving", env: dict[str, str] | None = None,
@@ -92,15 +83,15 @@ WINDOW, KEPT = " window", "the study is kept"  # what a tuner says
 def alone(site: Site) -> None:
     """Nothing of a study runs any more."""
     left, took_s = site.settled(3.0)
-    need(not left, f"processes left {took_s:.0f} s after the end: {left}")
-    need(not site.bound_ports(), f"ports still open: {site.bound_ports()}")
+    assert not left, f"processes left {took_s:.0f} s after the end: {left}"
+    assert not site.bound_ports(), f"ports still open: {site.bound_ports()}"
 
 
 def clean(site: Site, running: bool = False) -> None:
     """Check what has to hold after every end. With `running`, a trial may still be open."""
     alone(site)
-    need(not site.torn(), f"torn files: {site.torn()}")
-    need(running or all(t.state != "RUNNING" for t in site.trials()), f"trials left running: {states(site)}")
+    assert not site.torn(), f"torn files: {site.torn()}"
+    assert running or all(t.state != "RUNNING" for t in site.trials()), f"trials left running: {states(site)}"
 
 
 def states(site: Site) -> str:
@@ -111,7 +102,7 @@ def states(site: Site) -> str:
 def measured(site: Site) -> None:
     """Nothing is left, and both configurations of a study without a faulty one were measured, once."""
     clean(site)
-    need([t.measured for t in site.trials()] == [True, True], f"{states(site)}: {site.said()[-300:]!r}")
+    assert [t.measured for t in site.trials()] == [True, True], f"{states(site)}: {site.said()[-300:]!r}"
 
 
 def resumed(site: Site, *overrides: str) -> str:
@@ -119,11 +110,11 @@ def resumed(site: Site, *overrides: str) -> str:
     before = [t for t in site.trials() if t.finished]
     code = site.start(*(overrides or QUIET)).wait(PATIENCE_S)
     trials = site.trials()
-    need(code == well(trials), f"resuming ended with {code}: {site.said()[-300:]!r}")
+    assert code == well(trials), f"resuming ended with {code}: {site.said()[-300:]!r}"
     clean(site)
     done = [t.key for t in trials if t.measured]
-    need(len(done) == len(set(done)) == 2, f"after resuming: {states(site)}")
-    need(all(t in trials for t in before), "a finished trial changed")
+    assert len(done) == len(set(done)) == 2, f"after resuming: {states(site)}"
+    assert all(t in trials for t in before), "a finished trial changed"
     return f"resumed: exit {code}, {states(site)}"
 
 
@@ -143,9 +134,10 @@ def started(site: Site, *overrides: str, after: str = "") -> Iterator[subprocess
 def finished(site: Site, tuner: subprocess.Popen[bytes], *codes: int, says: str = "") -> int:
     """The tuner ends with one of `codes`, says so in words, without a traceback. Returns the code."""
     found = tuner.wait(PATIENCE_S)
-    need(found in [code or well(site.trials()) for code in codes], f"exit {found}, not {codes}: {site.said()[-400:]!r}")
-    need(says in " ".join(site.said().split()), f"does not say {says!r}: {site.said()[-400:]!r}")
-    need("Traceback (most recent call last)" not in site.said(), f"a traceback: {site.said()[-600:]!r}")
+    assert found in [code or well(site.trials()) for code in codes], \
+        f"exit {found}, not {codes}: {site.said()[-400:]!r}"
+    assert says in " ".join(site.said().split()), f"does not say {says!r}: {site.said()[-400:]!r}"
+    assert "Traceback (most recent call last)" not in site.said(), f"a traceback: {site.said()[-600:]!r}"
     return found
 
 
@@ -182,12 +174,12 @@ def engine(fault: str, at: str, stage: str, folder: pathlib.Path) -> str:
     clean(site)
     good = [t for t in site.trials() if t.params.get("fault") == "none"]
     bad = [t for t in site.trials() if t.params.get("fault") == fault]
-    need(good and all(t.measured for t in good), f"the baseline: {states(site)}")
-    need(bad and all(t.state == "PRUNED" for t in bad), f"the faulty one: {states(site)}")
+    assert good and all(t.measured for t in good), f"the baseline: {states(site)}"
+    assert bad and all(t.state == "PRUNED" for t in bad), f"the faulty one: {states(site)}"
     first = bad[0].attrs
     ended = f"PRUNED {first['crash_category']} at {first['crash_stage']} ({first['crash_blame']})"
-    need(first["crash_stage"] == stage, f"{ended}, not at {stage}")
-    need(first["crash_signature"] and first["crash_explanation"], "without signature or explanation")
+    assert first["crash_stage"] == stage, f"{ended}, not at {stage}"
+    assert first["crash_signature"] and first["crash_explanation"], "without signature or explanation"
     return ended
 
 
@@ -209,7 +201,7 @@ def port_stolen(folder: pathlib.Path) -> str:
             time.sleep(0.002)
         thief.bind(("127.0.0.1", json.loads(command.read_text())["port"]))
         thief.listen()
-    need("was taken" in "".join(p.read_text() for p in site.study.glob("logs/*.jsonl")), "the theft was not noticed")
+    assert "was taken" in "".join(p.read_text() for p in site.study.glob("logs/*.jsonl")), "the theft was not noticed"
     return "started again on another port, all measured"
 
 
@@ -277,7 +269,7 @@ def disk_refused(code: int, says: str, folder: pathlib.Path) -> str:
         with filled(disk, leave_mib=6) if code == 4 else read_only(disk), started(site) as tuner:
             finished(site, tuner, code, says=says)
         clean(site)
-        need(not site.trials(), states(site))
+        assert not site.trials(), states(site)
         return f"exit {code} before a launch, {resumed(site)}"
 
 
@@ -295,7 +287,7 @@ def disk_full_for_a_while(folder: pathlib.Path) -> str:
             code = finished(site, tuner, 0, 1, 4)
         clean(site)
         if code in (1, 4):
-            need(KEPT in " ".join(site.said().split()), f"says {site.said()[-300:]!r}")
+            assert KEPT in " ".join(site.said().split()), f"says {site.said()[-300:]!r}"
             return f"exit {code} with a clear line, {resumed(site)}"
         return f"exit {code}, {states(site)}"
 
@@ -352,7 +344,7 @@ def nvml_lost(folder: pathlib.Path) -> str:
         state.write_text(good + "0.error.fields 15\n0.error.energy 15\n")
         finished(site, tuner, 1, says="needs a reset or a reboot")
     clean(site)
-    need([t.state for t in site.trials()] == ["FAIL"], states(site))
+    assert [t.state for t in site.trials()] == ["FAIL"], states(site)
     state.write_text(good)
     return f"exit 1, FAIL (not the configuration's fault), {resumed(site, *NVML)}"
 
@@ -364,7 +356,7 @@ def gpu_busy(folder: pathlib.Path) -> str:
         state.write_text(good + f"0.pids {other.pid}\n0.used_mib 30000\n")
         with started(site, *NVML) as tuner:
             finished(site, tuner, 4, says=f"is in use by pid {other.pid} (sleep 60")
-        need(other.poll() is None, "the other process was ended")
+        assert other.poll() is None, "the other process was ended"
         other.kill()
     clean(site)
     state.write_text(good)
@@ -405,7 +397,7 @@ def clock_jumps(folder: pathlib.Path) -> str:
         offset.write_text("90000\n")
         site.wait_for("launch 2", tuner)
         offset.write_text("-200000\n")
-    need(all(0 < t.attrs["cost_s"] < 300 and 0 < t.attrs["window_s"] < 10 for t in site.trials()), "times are off")
+    assert all(0 < t.attrs["cost_s"] < 300 and 0 < t.attrs["window_s"] < 10 for t in site.trials()), "times are off"
     return "all measured, no time off"
 
 
@@ -428,7 +420,7 @@ def suspended(when: str, seconds: float, folder: pathlib.Path) -> str:
             for pid in {*site.processes(), *tree(tuner.pid)}:
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
-    need(all(t.attrs["window_s"] < seconds / 2 for t in site.trials()), "the sleep was measured")
+    assert all(t.attrs["window_s"] < seconds / 2 for t in site.trials()), "the sleep was measured"
     return "all measured, the sleep not measured"
 
 
@@ -437,7 +429,7 @@ def two_tuners(folder: pathlib.Path) -> str:
     with started(site, after="launch 1") as one:
         two = site.start(*QUIET, stderr=folder / "second.log")
         code, said = two.wait(60), (folder / "second.log").read_text()
-        need(code == 1 and f"another autotune (pid {one.pid})" in said, f"the second: exit {code}, {said!r}")
+        assert code == 1 and f"another autotune (pid {one.pid})" in said, f"the second: exit {code}, {said!r}"
         finished(site, one, 0)
     measured(site)
     return "the second: exit 1 naming the first; the first: exit 0, all measured"
@@ -459,7 +451,7 @@ def interrupted(times: int, rounds: int, seed: int, folder: pathlib.Path, number
                     os.killpg(tuner.pid, number)
             codes.append(tuner.wait(60))
             clean(site, running=times > 1)
-            need(codes[-1] in (130, -number, 0, 3), f"exit {codes[-1]}: {site.said()[-500:]!r}")
+            assert codes[-1] in (130, -number, 0, 3), f"exit {codes[-1]}: {site.said()[-500:]!r}"
     return f"exit {', '.join(map(str, codes))}, nothing left, {resumed(site)}"
 
 
@@ -469,7 +461,7 @@ def supervisor_killed(folder: pathlib.Path) -> str:
         os.kill(site.records("owner.json")["0001"]["supervisor"], signal.SIGKILL)
         finished(site, tuner, 1, says=KEPT)
     clean(site)
-    need([t.state for t in site.trials()] == ["FAIL"], states(site))
+    assert [t.state for t in site.trials()] == ["FAIL"], states(site)
     return f"exit 1, FAIL, the server ended all the same, {resumed(site)}"
 
 
@@ -535,22 +527,6 @@ def campaign() -> list[Fault]:
     return faults
 
 
-def tried(fault: Fault, work: pathlib.Path, number: int) -> dict[str, Any]:
-    """One row of the table."""
-    began = time.monotonic()
-    folder = work / f"{number:02d}"
-    try:
-        ended, verdict = fault.run(folder), "right"
-    except Skip as skip:
-        ended, verdict = str(skip), "skipped"
-    except (Wrong, TimeoutError, subprocess.TimeoutExpired) as wrong:
-        ended, verdict = str(wrong), "WRONG"
-    except Exception as error:  # the campaign goes on, and the row is wrong
-        ended, verdict = f"{type(error).__name__}: {error}", "WRONG"
-    return {"fault": fault.name, "expected": fault.expected, "ended": ended,
-            "seconds": round(time.monotonic() - began, 1), "verdict": verdict}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="a sample, within 8 minutes")
@@ -568,7 +544,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, \
             concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         def one(number: int, fault: Fault) -> dict[str, Any]:
-            row = tried(fault, options.keep or pathlib.Path(scratch), number)
+            """One row of the table."""
+            started_s = time.monotonic()
+            try:
+                ended, verdict = fault.run((options.keep or pathlib.Path(scratch)) / f"{number:02d}"), "right"
+            except Skip as skip:
+                ended, verdict = str(skip), "skipped"
+            except Exception as error:  # the campaign goes on
+                ended, verdict = f"{type(error).__name__}: {error}", "WRONG"
+            row: dict[str, Any] = {"fault": fault.name, "expected": fault.expected, "ended": ended,
+                                   "seconds": round(time.monotonic() - started_s, 1), "verdict": verdict}
             with said:
                 print(f"{row['verdict']:7} {row['seconds']:6.1f} s  {row['fault']:40} {row['expected']:28} "
                       f"{row['ended'][:400]}", flush=True)

@@ -80,7 +80,7 @@ def summary(table: str, strategy: str, runs: Sequence[Run]) -> dict[str, Any]:
                   "crashed": statistics.mean(r.crashed for r in runs),
                   "share_early": statistics.mean(s.share if s else 0.0 for s in early),
                   "share": statistics.mean(r.final_share for r in runs), "worst": min(r.final_share for r in runs),
-                  "stopped": statistics.mean(r.stopped for r in runs)}
+                  "stopped": statistics.mean(r.stop is not None for r in runs)}
 
 
 def show(row: dict[str, Any]) -> str:
@@ -186,10 +186,8 @@ def _arguments() -> argparse.Namespace:
     unknown = sorted(set(args.strategies) - set(STRATEGIES))
     if unknown:
         parser.error(f"unknown strategy {', '.join(unknown)}; known: {', '.join(STRATEGIES)}")
-    if not args.tables and not args.random:
-        parser.error("name at least one table, or --random N")
-    if min(args.seeds, args.jobs) < 1 or args.hours <= 0:
-        parser.error("--seeds, --jobs and --hours must be positive")
+    if not (args.tables or args.random) or min(args.seeds, args.jobs) < 1 or args.hours <= 0:
+        parser.error("name at least one table, or --random N; --seeds, --jobs and --hours must be positive")
     return args
 
 

@@ -14,14 +14,16 @@ is filled with outcomes; another worker's come in between asks.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import math
+import multiprocessing
 import os
 import pathlib
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import msgspec
@@ -39,6 +41,7 @@ from autotune.storage.study import Study  # noqa: E402
 from autotune.storage.trial import OUTCOME, LaunchFacts, Result, distribution  # noqa: E402
 from autotune.tuning.worker import observation_of  # noqa: E402
 
+START_S = 120.0
 LOADS = (1, 16, 64)
 PARAMS = {f"p{i}": (2, 3, 4, 5)[i % 4] for i in range(12)}
 
@@ -83,11 +86,10 @@ def fill(study: Study, count: int, rng: random.Random) -> None:
                 break
 
 
-def work(url: str, name: str, trials: int, seed: int) -> None:
-    """Ask and tell `trials` trials; prints the seconds that turns and tells took."""
+def work(url: str, name: str, trials: int, seed: int, ready: threading.Barrier) -> tuple[float, float]:
+    """Ask and tell `trials` trials once all are ready; the seconds that turns and tells took."""
     study, rng = Study.open(url, name, space(), {}), random.Random(seed)
-    print("ready", flush=True)
-    sys.stdin.readline()
+    ready.wait(START_S)
     turns_s = tells_s = 0.0
     for n in range(trials):
         config: dict[str, Value] = {key: f"c{rng.randrange(size)}" for key, size in PARAMS.items()}
@@ -102,24 +104,21 @@ def work(url: str, name: str, trials: int, seed: int) -> None:
         began = time.monotonic()
         study.tell(trial, found, score, facts, cost_s=330, launch_s=300)
         tells_s += time.monotonic() - began
-    print(f"{turns_s} {tells_s}", flush=True)
+    return turns_s, tells_s
 
 
 def load(url: str, workers: int, trials: int) -> str:
     """One line: trials a second of `workers` processes side by side."""
     name = f"load-{workers}-{time.time_ns()}"
-    started = [subprocess.Popen([sys.executable, __file__, "--work", url, name, str(trials), str(seed)], text=True,
-                                stdin=subprocess.PIPE, stdout=subprocess.PIPE) for seed in range(workers)]
-    for process in started:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    began = time.monotonic()
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    told = [process.communicate()[0].split() for process in started]
-    taken_s = time.monotonic() - began
-    turn_ms, tell_ms = (1000 * sum(float(t[i]) for t in told) / workers / trials for i in (0, 1))
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Manager() as manager, concurrent.futures.ProcessPoolExecutor(workers, spawn) as pool:
+        ready = manager.Barrier(workers + 1)
+        working = [pool.submit(work, url, name, trials, seed, ready) for seed in range(workers)]
+        ready.wait(START_S)
+        began = time.monotonic()
+        spent = [worker.result() for worker in working]
+        taken_s = time.monotonic() - began
+    turn_ms, tell_ms = (1000 * sum(each) / workers / trials for each in zip(*spent, strict=True))
     return f"{url.partition(':')[0]:12} {workers:7} {workers * trials / taken_s:9.1f} {turn_ms:10.0f} {tell_ms:10.0f}"
 
 
@@ -165,9 +164,6 @@ def ask(url: str, trials: int, asks: int) -> None:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
-        return
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=("workers", "ask"))
     parser.add_argument("--storage", help="default: SQLite in a temporary folder")

@@ -44,7 +44,7 @@ def test_the_exit_status_classifies_a_log_without_a_cause(log: str, status: int 
 
 def test_sigkill_is_an_out_of_memory_kill_if_the_kernel_reports_one() -> None:
     line = "Out of memory: Killed process 4242 (python) total-vm:87033376kB"
-    for evidence in (HostEvidence(kernel_lines=(line,)), HostEvidence(oom_kills_group=1),
+    for evidence in (HostEvidence(kernel_lines=(line,)), HostEvidence(oom_kills=1),
                      HostEvidence(available_share=0.01)):
         crash = classify(LOADING, exit_status=-9, evidence=evidence)
         assert (crash.category, crash.blame, crash.stage) == ("host_oom_killed", Blame.ENVIRONMENT, Stage.LOAD)
@@ -53,7 +53,7 @@ def test_sigkill_is_an_out_of_memory_kill_if_the_kernel_reports_one() -> None:
 
 
 def test_a_kernel_kill_explains_the_end_of_a_rank_but_not_an_error_of_the_engine() -> None:
-    killed, none = HostEvidence(oom_kills_group=1), HostEvidence(oom_kills_group=0, oom_kills_host=0)
+    killed, none = HostEvidence(oom_kills=1), HostEvidence()
     died = LOADING + SELF_KILL.splitlines()[-1]
     assert classify(died, exit_status=-9, evidence=killed).category == "host_oom_killed"
     for evidence in (killed, none):
@@ -106,9 +106,10 @@ def host(root: pathlib.Path, group: int, vmstat: int, available: int, kmsg: str 
 def test_evidence_counts_the_kernels_kills_since_the_snapshot(tmp_path: pathlib.Path) -> None:
     before = HostSnapshot.take(host(tmp_path, 2, 7, 400))
     assert not before.since().oom_killed
-    host(tmp_path, 3, 8, 20)
-    evidence = before.since()
-    assert (evidence.oom_kills_group, evidence.oom_kills_host) == (1, 1)
+    for group, vmstat in ((2, 8), (3, 7)):
+        host(tmp_path, group, vmstat, 20)
+        evidence = before.since()
+        assert evidence.oom_kills == 1
     assert evidence.oom_killed and evidence.memory_pressure
     assert evidence.available_share == pytest.approx(0.02) and evidence.memory_limit_share == pytest.approx(0.25)
 

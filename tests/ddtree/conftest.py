@@ -1,6 +1,8 @@
 """Server processes of the embedded engine."""
 
+import ast
 import contextlib
+import inspect
 import socket
 import subprocess
 import sys
@@ -65,6 +67,14 @@ class Server:
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def late_imports(request: pytest.FixtureRequest) -> None:
+    """Run a test module's imports under TYPE_CHECKING: only the worker that runs its tests loads torch (1.5 s)."""
+    for node in ast.parse(inspect.getsource(request.module)).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            exec(compile(ast.Module(node.body, []), request.module.__file__, "exec"), vars(request.module))
 
 
 @pytest.fixture(scope="session")

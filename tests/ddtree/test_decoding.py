@@ -1,29 +1,35 @@
 """The engine writes the target's own text with any tree and any batch."""
 
+from __future__ import annotations
+
 import random
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
 
 from autotune.ddtree.arguments import PACKAGED_MODEL, Shape
-from autotune.ddtree.engine import Engine, Request
-from autotune.ddtree.executor import Plan
-from autotune.ddtree.model import (
-    Draft,
-    Target,
-    initial,
-    load_weights,
-    rotations,
-    run_draft,
-    run_target,
-    save_weights,
-    shard,
-)
-from tests.ddtree.engines import Model, complete, make_engine, packaged_model, tiny_model
+
+if TYPE_CHECKING:
+    import torch
+
+    from autotune.ddtree.engine import Engine, Request
+    from autotune.ddtree.executor import Plan
+    from autotune.ddtree.model import (
+        Draft,
+        Target,
+        initial,
+        load_weights,
+        rotations,
+        run_draft,
+        run_target,
+        save_weights,
+        shard,
+    )
+    from tests.ddtree.engines import Model, complete, make_engine, packaged_model, tiny_model
 
 TREES = [(1, 1, 1), (5, 1, 5), (8, 4, 3), (16, 2, 5), (40, 8, 5)]
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-import torch.nn.functional as F
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from torch import Tensor
 
-from autotune.ddtree import llama
 from autotune.ddtree.arguments import PACKAGED_MODEL, Shape
-from autotune.ddtree.executor import continue_text
-from autotune.ddtree.model import Target, load_weights, rotations, run_target
+
+if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional as F
+    from safetensors.torch import load_file
+    from torch import Tensor
+
+    from autotune.ddtree import llama
+    from autotune.ddtree.executor import continue_text
+    from autotune.ddtree.model import Target, load_weights, rotations, run_target
 
 
 def forward(folder: pathlib.Path, tokens: Tensor) -> Tensor:

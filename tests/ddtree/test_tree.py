@@ -1,14 +1,17 @@
 """The draft tree against brute force."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.ddtree.engine import Tree, best_first, capacity, sight, walk
+if TYPE_CHECKING:
+    from autotune.ddtree.engine import Tree, best_first, capacity, sight, walk
 
 Guess = tuple[list[list[int]], list[list[float]]]
 

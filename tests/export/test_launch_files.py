@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from autotune.config import settings
 from autotune.config.compose import load
 from autotune.engine.command import build
+from autotune.engine.server import free_port
 from autotune.engine.spec import EngineSpec
 from autotune.export.deployment import Ref, _fits
 from autotune.export.formats import FORMATS
@@ -171,3 +176,32 @@ def test_whether_a_measured_argument_fits_is_known_at_once_whatever_is_in_it() -
     assert not _fits((*parts, "b"), HIDDEN.join(["a"] * 40))
     assert _fits(("--key=", Ref("KEY")), f"--key={HIDDEN}") and _fits(("a-secret-b",), f"a-{HIDDEN}-b")
     assert not _fits(("ab", Ref("X"), "bc"), "abc") and not _fits(("a",), "ab") and _fits(("",), "")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_exported_script_starts_a_server_that_answers(small: Made, tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("torch")
+    port = free_port()
+    log = tmp_path / "server.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(["bash", str(export(small.settings, small.study))], cwd=tmp_path, stdout=output,
+                                  stderr=subprocess.STDOUT, start_new_session=True,
+                                  env={**os.environ, "PORT": str(port), "HOST": "127.0.0.1"})
+    try:
+        address = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 240
+        healthy = False
+        while not healthy:
+            assert server.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+            with contextlib.suppress(httpx.HTTPError):
+                healthy = httpx.get(f"{address}/health", timeout=5, trust_env=False).status_code == 200
+            time.sleep(0.5)
+        answer = httpx.post(f"{address}/v1/completions", json={"prompt": "def main(", "max_tokens": 8}, timeout=60,
+                            trust_env=False).json()
+        assert answer["usage"]["completion_tokens"] > 0
+        told = httpx.get(f"{address}/server_info", timeout=60, trust_env=False).json()
+        assert told["tree_budget"] == small.study.records()[4].config["tree_budget"]
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait(30)

@@ -12,7 +12,7 @@ from typing import Any
 from autotune.loadgen.client import LoadClient
 from autotune.loadgen.result import LoadFailure, Reply, Tick
 from autotune.loadgen.wire_formats import Api
-from autotune.loadgen.workload import LoadOrder, LoadSpec, MetricNames, Target, WorkloadSettings
+from autotune.loadgen.workload import LoadOrder, LoadSpec, Metrics, Target, WorkloadSettings
 from autotune.measure.limits import Limits
 from autotune.measure.window import measure
 from autotune.power import open_meter
@@ -30,9 +30,9 @@ SGLANG: Api = "sglang_generate"
 BUILTIN = WORKLOAD.prompt_source()
 PATIENCE_S = 30.0
 POWER = PowerSettings(source="none", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0)
-METRICS = MetricNames(running="stub:num_running_reqs", queued="stub:num_queue_reqs",
-                      retracted="stub:num_retracted_reqs_total", accept_tokens="stub:generation_tokens_total",
-                      accept_steps="stub:verify_steps_total")
+METRICS = Metrics("/metrics", running="stub:num_running_reqs", queued="stub:num_queue_reqs",
+                  retracted="stub:num_retracted_reqs_total", accept_tokens="stub:generation_tokens_total",
+                  accept_steps="stub:verify_steps_total")
 
 
 def load(concurrency: int = 4, **changes: Any) -> LoadSpec:
@@ -41,7 +41,7 @@ def load(concurrency: int = 4, **changes: Any) -> LoadSpec:
 
 def target_of(stub: Stub, api: Api = OPENAI, continuous: bool = True, metrics: bool = False) -> Target:
     return Target(base_url=stub.url, api=api, model="stub", continuous_usage=continuous,
-                  metrics_path="/metrics" if metrics else None, metrics=METRICS)
+                  metrics=METRICS if metrics else Metrics())
 
 
 def run_load(stub: Stub, requests: int, target: Target | None = None, seconds: float = 0.0,

@@ -18,7 +18,7 @@ import pytest
 from autotune.loadgen.read_batching import MOST_WATCHED
 from autotune.loadgen.result import Reply, packed, unpacked
 from autotune.loadgen.wire_formats import Api
-from autotune.loadgen.workload import LoadOrder, MetricNames, Target
+from autotune.loadgen.workload import LoadOrder, Metrics, Target
 from tests.fakes.stub import Stub
 from tests.loadgen.harness import OPENAI, SGLANG, load, run_load, target_of
 
@@ -30,7 +30,7 @@ def plain_stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
 
 
 def test_orders_and_replies_come_through_the_pipe_as_they_were(tmp_path: pathlib.Path) -> None:
-    target = Target("http://h:1", SGLANG, "m \u00e4\n", True, "/metrics", MetricNames(running="r", accept_bonus=1.0))
+    target = Target("http://h:1", SGLANG, "m \u00e4\n", True, Metrics("/metrics", running="r", accept_bonus=1.0))
     order = LoadOrder(target, load(rate_per_s=2.5, prompts=f"{tmp_path}/p\udcff.jsonl"), 3.25, watch_all=True)
     assert LoadOrder.from_json(order.to_json()) == order and b"\n" not in order.to_json()
     replies = [Reply(1, 8, 0.5, 0.25, ended=2.0, kind="ok", status=200, detail="\ufffd \n", completion_tokens=3,

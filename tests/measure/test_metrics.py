@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.loadgen.workload import MetricNames, Target
+from autotune.loadgen.workload import Metrics, Target
 from autotune.measure.metrics import MetricsReader, parse
 from tests.loadgen.harness import OPENAI
 from tests.utils.test_http import said, serving
@@ -20,8 +20,8 @@ large_total -1e308
 """
 
 
-def watcher(names: MetricNames, *samples: dict[str, float]) -> MetricsReader:
-    made = MetricsReader(Target("http://x:1", OPENAI, "m", False, "/metrics", names))
+def watcher(names: Metrics, *samples: dict[str, float]) -> MetricsReader:
+    made = MetricsReader(Target("http://x:1", OPENAI, "m", False, names))
     made.samples = [(float(i), sample) for i, sample in enumerate(samples)]
     return made
 
@@ -31,15 +31,15 @@ def test_samples_of_all_ranks_are_added_and_odd_lines_skipped() -> None:
 
 
 def test_acceptance_is_the_growth_of_counters_with_their_bonus() -> None:
-    names = MetricNames(accept_tokens="t", accept_steps="s", accept_bonus=1.0)
+    names = Metrics(accept_tokens="t", accept_steps="s", accept_bonus=1.0)
     assert watcher(names, {"t": 10, "s": 10}, {"t": 20, "s": 12}, {"t": 40, "s": 20}).accept_length(0, 2) == 4.0
     assert watcher(names, {"t": 10, "s": 10}, {"t": 40, "s": 10}).accept_length(0, 2) is None
     assert watcher(names, {"t": 10}, {"t": 40}).accept_length(0, 2) is None
-    assert watcher(MetricNames(), {"t": 10}, {"t": 40}).accept_length(0, 2) is None
+    assert watcher(Metrics(), {"t": 10}, {"t": 40}).accept_length(0, 2) is None
 
 
 def test_a_queue_counts_when_it_is_there_most_of_the_time_and_only_in_the_window() -> None:
-    names = MetricNames(queued="q", retracted="r_total")
+    names = Metrics(queued="q", retracted="r_total")
     queued = watcher(names, {"q": 1, "r_total": 4}, {"q": 0, "r_total": 4}, {"q": 2, "r_total": 4},
                      {"q": 0, "r_total": 5})
     assert queued.reasons(0, 2) == ("server_queueing",)
@@ -50,6 +50,6 @@ def test_a_queue_counts_when_it_is_there_most_of_the_time_and_only_in_the_window
 def test_metrics_that_nobody_asked_for_are_not_kept() -> None:
     text = b"".join(b"name_%d 1\n" % number for number in range(50_000)) + b"waiting 3\nwaiting 4\n"
     with serving(said(text)) as url:
-        reader = MetricsReader(Target(url, OPENAI, "m", False, "/metrics", MetricNames(queued="waiting")))
+        reader = MetricsReader(Target(url, OPENAI, "m", False, Metrics("/metrics", queued="waiting")))
         reader.mark()
     assert reader.samples[0][1] == {"waiting": 7.0}

@@ -12,10 +12,10 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from autotune.config.compose import load
@@ -65,11 +65,8 @@ def started(argv: list[str], env: dict[str, str], log: pathlib.Path) -> Iterator
 
 
 def ask(url: str, body: dict[str, Any] | None = None) -> Any:
-    request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(),
-                                     {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=READY_S) as answer:
-        text = answer.read().decode()
-    return text if body is not None and body.get("stream") else json.loads(text)
+    answer = httpx.get(url, timeout=READY_S) if body is None else httpx.post(url, json=body, timeout=READY_S)
+    return answer.text if body is not None and body.get("stream") else answer.json()
 
 
 def wait_for(text: str, log: pathlib.Path) -> None:

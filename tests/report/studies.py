@@ -88,16 +88,13 @@ def search(made: Made, launches: int, seed: int = 1) -> None:
             made.crash(config, excerpt=LOG)
         elif config["allreduce_fusion"] and config["tp"] == 1:
             made.crash(config, "f05e77aa", category="bad_flag_combination", stage=Stage.ARG_PARSE,
-                       excerpt="error: --enable-allreduce-fusion needs --tp-size above 1",
-                       explanation="All-reduce fusion needs tensor parallelism above 1.", next_step="Set tp=2.")
+                       excerpt="error: --enable-allreduce-fusion needs --tp-size above 1", next_step="Set tp=2.")
         elif config["tp"] == 2 and config["dp"] == 2 and rng.random() < 0.6:
             made.crash(config, "0ec4d2b1", category="out_of_memory", stage=Stage.KV_ALLOC, blame=Blame.CONFIG,
-                       excerpt="RuntimeError: not enough memory for the KV cache",
-                       explanation="Two replicas of two shards do not fit.", next_step="Lower tp or dp.")
+                       excerpt="RuntimeError: not enough memory for the KV cache", next_step="Lower tp or dp.")
         elif rng.random() < 0.04:
             made.crash(config, "7a11c0de", category="port_in_use", stage=Stage.WARMUP, blame=Blame.TRANSIENT,
-                       excerpt="OSError: [Errno 98] address already in use",
-                       explanation="Another process held the port.", next_step="Nothing: it is tried again.")
+                       excerpt="OSError: [Errno 98] address already in use", next_step="Nothing: it is tried again.")
         else:
             first = True
             for level in rng.sample([1, 4, 8, 16], rng.randint(1, 3)):

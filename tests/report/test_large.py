@@ -7,7 +7,6 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -24,40 +23,33 @@ def multiply(made: Made, trials: int) -> None:
     one. Straight into Optuna's tables: through its interface that many trials take most of an hour."""
     rng = random.Random(3)
     with sqlite3.connect(made.settings.folder / "study.db") as db:
-        attrs = {n: dict(db.execute("SELECT key, value_json FROM trial_user_attributes WHERE trial_id = ?", (n,)))
-                 for n in (1, 2)}
-        system = {n: dict(db.execute("SELECT key, value_json FROM trial_system_attributes WHERE trial_id = ?", (n,)))
-                  for n in (1, 2)}
         distributions: dict[str, str] = dict(db.execute("SELECT param_name, distribution_json FROM trial_params"))
-        states = dict(db.execute("SELECT trial_id, state FROM trials"))
-        rows: dict[str, list[tuple[Any, ...]]] = {"trials": [], "params": [], "values": [], "user": [], "system": []}
+        outcomes = dict(db.execute("SELECT trial_id, value_json FROM trial_user_attributes WHERE key = 'outcome'"))
         for number in range(2, trials):
             config = sample(made.settings.space, rng)
             crashed = bool(config["nvls"]) or rng.random() < 0.1
             source, trial = 2 if crashed else 1, number + 1
-            own: dict[str, Any] = {"launch_id": number // 2}
-            result = json.loads(attrs[source]["outcome"])
+            result = json.loads(outcomes[source])
+            columns = "study_id, state, datetime_start, datetime_complete"
+            db.execute(f"INSERT INTO trials (trial_id, number, {columns}) SELECT ?, ?, {columns} FROM trials "
+                       "WHERE trial_id = ?", (trial, number, source))
+            for table in ("trial_user_attributes", "trial_system_attributes"):
+                db.execute(f"INSERT INTO {table} (trial_id, key, value_json) SELECT ?, key, value_json FROM {table} "
+                           "WHERE trial_id = ?", (trial, source))
             if crashed:
                 result["outcome"]["signature"] = f"sig{rng.randint(0, 60):05d}"
             else:
                 value = rng.uniform(1, 5)
                 result["outcome"]["output_tokens"] = round(400 * value)
                 result["score"]["value"] = value
-                rows["values"].append((trial, 0, value, "FINITE"))
-            own["outcome"] = result
-            rows["trials"].append((trial, number, 1, states[source], "2026-01-01 10:00:00", "2026-01-01 10:01:00"))
-            rows["params"] += [(trial, name, [repr(c) for c in made.settings.space.param(name).choices].index(repr(v)),
-                                distributions[name]) for name, v in config.items()]
-            rows["user"] += [(trial, k, json.dumps(own[k]) if k in own else v) for k, v in attrs[source].items()]
-            rows["system"] += [(trial, k, v) for k, v in system[source].items()]
-        for table, columns in (
-                ("trials", "trials (trial_id, number, study_id, state, datetime_start, datetime_complete)"),
-                ("params", "trial_params (trial_id, param_name, param_value, distribution_json)"),
-                ("values", "trial_values (trial_id, objective, value, value_type)"),
-                ("user", "trial_user_attributes (trial_id, key, value_json)"),
-                ("system", "trial_system_attributes (trial_id, key, value_json)")):
-            marks = ", ".join("?" * len(rows[table][0]))
-            db.executemany(f"INSERT INTO {columns} VALUES ({marks})", rows[table])
+                db.execute("INSERT INTO trial_values (trial_id, objective, value, value_type) "
+                           "VALUES (?, 0, ?, 'FINITE')", (trial, value))
+            db.executemany("UPDATE trial_user_attributes SET value_json = ? WHERE trial_id = ? AND key = ?",
+                           [(json.dumps(result), trial, "outcome"), (str(number // 2), trial, "launch_id")])
+            db.executemany(
+                "INSERT INTO trial_params (trial_id, param_name, param_value, distribution_json) VALUES (?, ?, ?, ?)",
+                [(trial, name, [repr(c) for c in made.settings.space.param(name).choices].index(repr(v)),
+                  distributions[name]) for name, v in config.items()])
 
 
 @pytest.mark.slow

@@ -2,10 +2,8 @@
 
     table = random_table(seed)     # the same seed gives the same table
 
-Drawn at random: 3-9 server parameters with 2-6 choices (categorical or ordered), additive effects with heavy tails,
-pairwise and load-dependent interactions, crash rules of one to three choices, late and flaky crashes, crash shares
-from about 10 to 85 %, baselines near the optimum, average, or in a poor family, loose, tight or no latency limits,
-throughput that falls again at high concurrency, and tables whose optimum lies in a region that seems to crash.
+Parameters, effects, interactions, crash rules, the baseline's quality, latency limits and the curve over the load are
+drawn at random; the optimum of some tables lies in a region that seems to crash.
 """
 
 from __future__ import annotations

@@ -44,11 +44,6 @@ class Run:
     told: tuple[Observation, ...]
 
     @property
-    def stopped(self) -> bool:
-        """True if the strategy ended the study."""
-        return self.stop is not None
-
-    @property
     def final_share(self) -> float:
         return self.steps[-1].share if self.steps else 0.0
 

@@ -26,16 +26,16 @@ def test_a_default_holds_where_the_space_has_no_such_parameter() -> None:
     small = space({"width": {"choices": [2]}, "concurrency": {"choices": [1, 96], "load": True}},
                   {"width": 2, "concurrency": 1})
     assert build(engine(params=TREE), small, {"width": 2}).argv == ("serve", "--tree", "--batch", "96", "--width", "2")
+    chosen = space({"spec": {"choices": ["chain"]}, "batch": {"choices": [7]}}, {"spec": "chain", "batch": 7})
+    assert build(engine(params=TREE), chosen, chosen.baseline).argv == ("serve", "--batch", "7")
 
 
-def test_a_choice_of_the_space_replaces_the_default() -> None:
-    small = space({"spec": {"choices": ["chain"]}, "batch": {"choices": [7]}}, {"spec": "chain", "batch": 7})
-    assert build(engine(params=TREE), small, small.baseline).argv == ("serve", "--batch", "7")
-
-
-def test_a_default_that_is_no_choice_is_refused() -> None:
-    with pytest.raises(UsageError, match="default forest is none of its choices"):
-        engine(params={"spec": {"choices": {"tree": {}}, "default": "forest"}})
+@pytest.mark.parametrize(("spec", "words"), [
+    ({"choices": {"tree": {}}, "default": "forest"}, "default forest is none of its choices"),
+    ({"choices": {"tree": ["--tree"]}}, "alternatives by version; write")])
+def test_a_wrong_choice_is_refused_with_the_right_form(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        engine(params={"spec": spec})
 
 
 RULES = {"wide": {"spec": "tree", "width": [4, 8], "because": "too wide"},
@@ -50,11 +50,7 @@ def test_a_rule_on_a_parameter_the_space_lacks_is_decided_by_its_default() -> No
     assert engine(params=chain, rules=RULES).rules_for(widths, "2.0") == ()
 
 
-def test_a_rule_on_values_that_the_space_does_not_offer_is_left_out() -> None:
-    assert engine(params=TREE, rules=RULES).rules_for(space({"width": {"choices": [2]}}, {"width": 2}), "2.0") == ()
-
-
-def test_a_rule_holds_only_in_its_versions() -> None:
+def test_a_rule_holds_only_in_its_versions_and_on_values_that_the_space_offers() -> None:
     widths = space({"width": {"choices": [2]}}, {"width": 2})
     made = engine(params=TREE, rules=RULES)
     assert [rule.because for rule in made.rules_for(widths, "1.9")] == ["came with 2"]
@@ -70,12 +66,7 @@ def test_named_entries_can_be_dropped_by_null_and_lists_still_work() -> None:
     small = space({"b": {"choices": [3]}}, {"b": 3})
     assert "a" not in made.params and made.rules == ()
     assert build(made, small, {"b": 3}).argv == ("serve", "--kept") and build(made, small, {"b": 3}).env == {"B": "3"}
-    assert [r.written.because for r in engine(rules=[{"x": 1, "because": "no"}]).rules] == ["no"]
-
-
-def test_a_list_of_plain_words_as_a_choice_is_refused_with_the_right_form() -> None:
-    with pytest.raises(UsageError, match="alternatives by version; write"):
-        engine(params={"spec": {"choices": {"tree": ["--tree"]}}})
+    assert [written.because for written, _ in engine(rules=[{"x": 1, "because": "no"}]).rules] == ["no"]
 
 
 def test_every_resolved_value_counts_for_identity_unless_it_is_ignored() -> None:

@@ -20,6 +20,7 @@ from autotune.engine.command import Command, build
 from autotune.engine.random_model import write_draft, write_model
 from autotune.records import Value
 from tests.sglang.support import (
+    HERE,
     VARIANTS,
     VERSIONS,
     Job,
@@ -36,7 +37,6 @@ from tests.sglang.support import (
     small,
 )
 
-HERE = pathlib.Path(__file__).parent
 SPACES = ("b300", "h200", "sglang_cpu")
 DATA: Mapping[str, Any] = yaml.safe_load((HERE / "command_lines.yaml").read_text())
 FORK_FLAGS = {"--speculative-ddtree-budget", "--speculative-ddtree-topk"}

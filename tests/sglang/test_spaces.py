@@ -38,9 +38,7 @@ def test_every_baseline_is_allowed_and_every_parameter_has_a_use(name: str, vers
 def test_b300_is_about_eight_gpus_and_trees() -> None:
     loaded = settings("b300")
     space = ruled(loaded, "0.5.23")
-    assert space.needs == {"gpus": 8, "gpu_name": "B300", "gpu_memory_gib": 260}
-    assert loaded.workload.contexts == [60, 1024, 8192, 16384]
-    assert space.param("concurrency").choices == (1, 8, 32, 64, 128, 256)
+    assert space.needs["gpus"] == 8 and {s["speculation"] for s in servers(space)} > {"ddtree"}
     for server in pairwise(space):
         assert build(loaded.engine, space, server, version="0.5.23").gpus == 8
 

@@ -3,18 +3,15 @@
 What SGLang itself makes of these commands is in test_parser.py.
 """
 
-import pathlib
-
 import pytest
 import yaml
 
 from autotune.engine.spec import EngineSpec
 from autotune.records import Value
-from tests.sglang.support import VERSIONS, arguments, flags, forbidden, ruled, settings, small
+from tests.sglang.support import HERE, VERSIONS, arguments, flags, forbidden, ruled, settings, small
 
 both = pytest.mark.parametrize("version", VERSIONS)
 
-HERE = pathlib.Path(__file__).parent
 RULES: dict[str, list[tuple[dict[str, Value], str | None]]] = yaml.safe_load((HERE / "rules.yaml").read_text())
 COMMANDS: dict[str, list[tuple[dict[str, Value], list[str], list[str]]]] = yaml.safe_load(
     (HERE / "commands.yaml").read_text())
@@ -72,7 +69,7 @@ def test_a_graph_is_large_enough_for_what_one_scheduler_gets(version: str) -> No
     assert "eighth of the load" in str(small_graph.forbidden({**few, "concurrency": 256}))
 
 
-def test_attention_dp_is_spelled_by_version() -> None:
+def test_attention_dp_is_spelled_and_allowed_with_dflash_by_version() -> None:
     _, old = small(stock(), "0.5.16", parallel="tp8_dp_attention")
     _, new = small(stock(), "0.5.23", parallel="tp8_dp_attention")
     _, unknown = small(stock(), "0.6.0", parallel="tp8_dp_attention")
@@ -81,8 +78,6 @@ def test_attention_dp_is_spelled_by_version() -> None:
     assert "--enable-dp-attention" not in new.argv
     replicas = small(stock(), "0.5.23", parallel="tp4_dp2")[1]
     assert arguments(unknown) == arguments(new) and (old.gpus, new.gpus, replicas.gpus) == (8, 8, 8)
-
-
-def test_attention_dp_with_dflash_depends_on_the_version() -> None:
-    assert forbidden(stock(), "0.5.16", speculation="dflash", parallel="tp8_dp_attention") is not None
-    assert forbidden(stock(), "0.5.23", speculation="dflash", parallel="tp8_dp_attention") is None
+    for version, refused in (("0.5.16", True), ("0.5.23", False)):
+        why = forbidden(stock(), version, speculation="dflash", parallel="tp8_dp_attention")
+        assert (why is not None) is refused

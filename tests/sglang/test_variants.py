@@ -3,39 +3,21 @@
 import pathlib
 
 import pytest
+import yaml
 
-from autotune.config.compose import data_folder
+from autotune.config.compose import data_folder, load
 from autotune.engine.command import build
 from autotune.records import Value
-from tests.sglang.support import VARIANTS, VERSIONS, flags, ruled, settings, small
+from tests.sglang.support import HERE, VARIANTS, VERSIONS, flags, forbidden, ruled, settings, small
 from tests.space.configurations import servers
 
 NO_TOPK = ("~space.params.tree_topk", "~space.belief.tree_topk", "~space.baseline.tree_topk")
 
 
-@pytest.mark.parametrize(("variant", "choices", "arguments", "env"), [
-    ("sglang_ddtree", {"tree_budget": 8, "tree_topk": 4},
-     "DDTREE --speculative-ddtree-budget 8 --speculative-ddtree-topk 4", {}),
-    ("sglang_ddtree_pr29907", {"tree_budget": 32, "tree_topk": 4, "tree_depth_bonus": 0.1},
-     "DDTREE --speculative-ddtree-budget 32", {"SGLANG_DDTREE_MAX_TOPK": "4", "SGLANG_DDTREE_DEPTH_BONUS": "0.1"}),
-    ("sglang_ddtree_pr27509", {"tree_budget": 8},
-     "DDTREE --disable-decode-cuda-graph --disable-prefill-cuda-graph --speculative-ddtree-budget 8", {}),
-    ("sglang_ddtree_pr27509", {"speculation": "none"}, "", {}),  # what it is compared with keeps its graphs
-    ("sglang_ddtree_rancy", {"tree_budget": 16, "draft_block": 8, "tree_prune": True, "tree_attention": False},
-     "DDTREE --speculative-ddtree-budget 16 --speculative-ddtree-block-size 8 --is-ddtree-prune", {}),
-    ("sglang_ddtree_dbguo", {"tree_budget": 22, "draft_block": 16}, "DFLASH --speculative-dflash-enable-ddtree "
-     "--speculative-num-draft-tokens 22 --speculative-dflash-block-size 16", {}),
-    ("sglang_ddtree_pr31069", {"tree_budget": 32, "tree_topk": 8}, "DFLASH --speculative-dflash-tree-verify "
-     "--speculative-num-draft-tokens 32 --speculative-dflash-tree-topk 8", {}),
-    ("sglang_ddtree_pr36196", {"tree_budget": 30, "tree_topk": 4}, "DFLASH --speculative-dflash-tree-width 4",
-     {"SGLANG_DFLASH_MAX_NUM_NODES": "30"}),
-    ("sglang_dflash", {"draft_tokens": 8}, "DFLASH --speculative-num-draft-tokens 8", {}),
-    ("sglang_dflash_pr32053", {"verify_budget": 4}, "DFLASH --speculative-dflash-verify-budget 4", {}),
-    ("sglang", {"speculation": "none"}, "", {}),
-])
+@pytest.mark.parametrize(("variant", "choices", "arguments", "env"), yaml.safe_load(
+    (HERE / "variants.yaml").read_text()))
 def test_a_variant_has_the_flags_of_its_source(variant: str, choices: dict[str, Value], arguments: str,
                                                env: dict[str, str]) -> None:
-    """`arguments` are the algorithm and what follows its draft model."""
     sizes: dict[str, Value] = {"max_running_requests": 64, "graph_max_bs": 64}
     _, command = small(settings("h200", f"engine={variant}").engine, "0.5.16", **sizes, **choices)
     _, plain = small(settings("h200").engine, "0.5.16", **sizes)
@@ -65,9 +47,7 @@ def test_the_b300_space_runs_on_every_variant(variant: str, version: str) -> Non
 
 
 def refused(variant: str, **config: Value) -> bool:
-    engine = settings("h200", f"engine={variant}").engine
-    space, _ = small(engine, "0.5.16", **config)
-    return any(rule.matches(space.baseline) for rule in engine.rules_for(space, "0.5.16"))
+    return forbidden(settings("h200", f"engine={variant}").engine, "0.5.16", **config) is not None
 
 
 @pytest.mark.parametrize("block", [4, 8, 16, 24])
@@ -99,8 +79,6 @@ def test_adding_a_fork_is_one_file(tmp_path: pathlib.Path) -> None:
     (tmp_path / "engine/sglang_mine.yaml").write_text(
         "defaults: [sglang_ddtree, _self_]\nname: sglang_mine\nvars: {ddtree_topk_flag: --my-topk}\n"
         "rules: {ddtree_attention_dp: null}\n")
-    from autotune.config.compose import load
-
     loaded = load(["+space=mine"], [str(tmp_path)])
     space = ruled(loaded, "0.5.23")
     command = build(loaded.engine, space, space.split(space.baseline)[0], port=1, version="0.5.23")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from autotune.engine.command import build
 from autotune.engine.host import lacking
-from autotune.records import Value
 from tests.sglang.support import (
+    HERE,
     Job,
     arguments,
     assert_flags_found,
@@ -22,26 +23,18 @@ from tests.sglang.support import (
 VERSION = "0.32.0"
 SPACES = ("vllm_cpu_moe", "vllm_cpu_spec", "vllm_gpu")
 
-VALUES: dict[str, Value] = {
-    "all2all_backend": "deepep_low_latency", "moe_backend": "triton", "expert_placement": "round_robin",
-    "redundant_experts": 8, "attention_backend": "FLASHINFER", "linear_backend": "auto", "cudagraph_mode": "PIECEWISE",
-    "graph_max_bs": 64, "optimization_level": 2, "performance_mode": "throughput", "long_prefill_threshold": 512,
-    "scheduling_policy": "priority", "kv_cache_memory_bytes": 1073741824, "dtype": "bfloat16", "quantization": "fp8",
-    "draft_tokens": 3, "max_num_seqs": 8, "max_num_batched_tokens": 2048, "stream_interval": 4, "block_size": 16,
-    "gpu_memory_utilization": 0.9, "max_model_len": 1024, "kv_cache_dtype": "fp8", "load_format": "dummy",
-}
-"""A value for each parameter that takes any."""
+# Flags that releases before this one had, or none.
 GONE = ("--num-scheduler-steps", "--use-v2-block-manager", "--swap-space", "--cuda-graph-sizes", "--speculative-model",
         "--num-speculative-tokens", "--enable-such", "--no-such")
-"""Flags that releases before this one had, or none."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_vllm_parses_every_parameter_and_every_pair_of_choices() -> None:
     engine = settings("vllm_gpu").engine
+    values = yaml.safe_load((HERE / "command_lines.yaml").read_text())["vllm values"]
     commands = [small(engine, VERSION, **{name: choice})[1] for name, spec in engine.params.items()
-                for choice in spec.choices or [VALUES[name]]]
+                for choice in spec.choices or [values[name]]]
     for space in SPACES:
         loaded = settings(space)
         allowed = ruled(loaded, VERSION)

@@ -36,9 +36,12 @@ def looked_at(python: str, *overrides: str) -> tuple[list[str], dict[tuple[str, 
     return support.looked_up(load(["+space=vllm_gpu", f"engine.python={python}", *overrides]))
 
 
-def test_a_vllm_that_knows_every_flag_of_the_space_is_believed(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("files", [{}, {"engine/arg_utils.py": "", "entrypoints/launchers/cli_args.py": ""}],
+                         ids=["known", "no source"])
+def test_a_vllm_that_knows_every_flag_or_has_no_source_is_believed(files: dict[str, str],
+                                                                   tmp_path: pathlib.Path) -> None:
     """--host is a field without a word of its own, and --no-async-scheduling the other half of a flag."""
-    problems, choices = looked_at(python_with(tmp_path))
+    problems, choices = looked_at(python_with(tmp_path, **files))
     assert problems == [] and ("async_scheduling", False) in choices
     assert set(choices.values()) == {""}
 
@@ -82,9 +85,3 @@ def test_what_vllm_would_ignore_or_refuse_by_name_is_looked_up_too(name: str, va
     _, lacking = looked_at(python_with(tmp_path / "old", **{"envs.py": "\n", "config/speculative.py": "\n"}), *base)
     assert known[name, chosen] == ""
     assert lacking[name, chosen] == f"the installed vllm 0.32.0 does not know {unknown}"
-
-
-def test_where_the_flags_of_a_vllm_cannot_be_found_nothing_is_said_to_be_lacking(tmp_path: pathlib.Path) -> None:
-    python = python_with(tmp_path, **{"engine/arg_utils.py": "", "entrypoints/launchers/cli_args.py": ""})
-    problems, choices = looked_at(python)
-    assert problems == [] and set(choices.values()) == {""}
