@@ -213,8 +213,10 @@ def connected(settings: Settings) -> Iterator[RayExecutor]:
     except ImportError as error:
         raise HostCannotRun("executor=ray needs Ray: pip install 'autotune-llm[ray]'") from error
     address = settings.executor.address
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
     try:
-        _reach(address)
+        if colon and port.isdecimal():  # where nobody listens, Ray itself tries for several minutes
+            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
         with _keep_sigterm():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="autotune")
     except (OSError, RuntimeError, ValueError) as error:
@@ -234,13 +236,6 @@ def _end_of(path: pathlib.Path) -> bytes:
 
 def _last_line(error: Exception) -> str:
     return str(error).strip().splitlines()[-1][:300]
-
-
-def _reach(address: str) -> None:
-    """Raises OSError at once where nobody listens: Ray itself tries for several minutes."""
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if colon and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
 
 
 @contextlib.contextmanager
