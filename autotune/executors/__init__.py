@@ -28,5 +28,7 @@ def open_executor(settings: Settings) -> Iterator[Executor]:
     from autotune.executors.parallel import side_by_side
 
     host = LocalExecutor(settings)
-    host.preflight()
-    yield side_by_side(host)
+    report = host.preflight()
+    executor = side_by_side(host)
+    executor.report = report
+    yield executor

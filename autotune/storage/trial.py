@@ -99,10 +99,6 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
         return {name: value for name, value in shown.items() if value is not None and value != []}
 
 
-class Valued(msgspec.Struct):
-    value: Number
-
-
 class TrialRecord(msgspec.Struct, frozen=True):
     """One trial. `state` is Optuna's: COMPLETE, PRUNED, FAIL, RUNNING, WAITING.
 
@@ -192,7 +188,7 @@ def record_of(trial: optuna.trial.FrozenTrial) -> TrialRecord:
     where, attrs = f"trial {trial.number}", trial.user_attrs
     start: StartFacts = convert(attrs, StartFacts, where)
     config: Config = convert(trial.params, dict[str, Choice], f"{where}: params")
-    value = convert({"value": trial.values[0]}, Valued, where).value if trial.values else None
+    value = convert(trial.values[0], Number, f"{where}: value") if trial.values else None
     stored, at = attrs.get(OUTCOME), f"{where}: {OUTCOME}"
     if stored is None and (stored := _result_of_flat(attrs, config)) is not None:
         at = where

@@ -1,9 +1,8 @@
 """Trials beside the search: confirmation of the finalists, and interference between launches side by side.
 
-Finalists and baseline are launched in interleaved blocks; the decision is the study's attribute `confirmation`. Stored
-blocks are replayed, so an interruption loses one block at most. The statistics are in measure/finalists.py. For
-interference (attribute `neighbours`), the baseline runs alone and with neighbours of its kind. No search learns from
-these trials: they carry the attribute `confirm`.
+Finalists and baseline are launched in interleaved blocks (statistics: measure/finalists.py). Stored blocks are
+replayed, so an interruption loses one block at most. For interference, the baseline runs alone and with neighbours of
+its kind. No search learns from these trials: they carry the attribute `confirm`.
 """
 
 from __future__ import annotations

@@ -186,10 +186,8 @@ def _arguments() -> argparse.Namespace:
     unknown = sorted(set(args.strategies) - set(STRATEGIES))
     if unknown:
         parser.error(f"unknown strategy {', '.join(unknown)}; known: {', '.join(STRATEGIES)}")
-    if not args.tables and not args.random:
-        parser.error("name at least one table, or --random N")
-    if min(args.seeds, args.jobs) < 1 or args.hours <= 0:
-        parser.error("--seeds, --jobs and --hours must be positive")
+    if not (args.tables or args.random) or min(args.seeds, args.jobs) < 1 or args.hours <= 0:
+        parser.error("name at least one table, or --random N; --seeds, --jobs and --hours must be positive")
     return args
 
 

@@ -201,15 +201,9 @@ def test_an_engine_without_a_package_has_no_version_and_the_embedded_one_has_our
     assert engine_version(dataclasses.replace(embedded, package=None)) is None
 
 
-def test_a_baseline_that_the_engine_refuses_is_said_before_anything_is_launched() -> None:
-    with pytest.raises(UsageError, match="the baseline is forbidden by a rule of engine ddtree .*: not with this one"):
-        load(["+space=local", "++engine.rules=[{tree_budget: 0, because: not with this one}]"])
-
-
 def test_rules_of_an_engine_hold_in_the_versions_they_name() -> None:
     rules = "++engine.rules=[{tree_budget: 4, versions: '<0.5.23', because: came later}]"
-    old = load(["+space=local", rules, "engine.version.use=0.5.16"]).space
-    new = load(["+space=local", rules, "engine.version.use=0.5.23"]).space
+    old, new = (loaded(rules, f"engine.version.use={version}").space for version in ("0.5.16", "0.5.23"))
     config = {**old.baseline, "tree_budget": 4}
     assert (old.forbidden(config), new.forbidden(config)) == ("came later", None)
     assert old.digest == new.digest  # rules save launches; what was measured stays comparable
@@ -228,13 +222,12 @@ def test_a_rule_on_a_parameter_that_the_space_lacks_follows_the_default_of_the_e
 
 def test_a_default_that_follows_the_load_is_compared_as_the_number_that_the_server_gets() -> None:
     rule = "++engine.rules=[{tree_budget: {above: unnamed}, because: too many}]"
-    given = ["+space=local", rule, "++engine.params.unnamed={flag: --unnamed, default: '{max_concurrency}'}"]
-    loaded = load(given)
-    most = loaded.space.largest("concurrency")
-    budgets = [c for c in loaded.space.param("tree_budget").choices if isinstance(c, int)]
+    space = loaded(rule, "++engine.params.unnamed={flag: --unnamed, default: '{max_concurrency}'}").space
+    most = space.largest("concurrency")
+    budgets = [c for c in space.param("tree_budget").choices if isinstance(c, int)]
     assert most is not None and min(budgets) <= most < max(budgets)
     for budget in budgets:
-        reason = loaded.space.forbidden({**loaded.space.baseline, "tree_budget": budget})
+        reason = space.forbidden({**space.baseline, "tree_budget": budget})
         assert reason == ("too many" if budget > most else None)
 
 
@@ -303,10 +296,11 @@ def test_a_value_of_another_type_in_an_engine_file_is_one_clear_line(raw: dict[s
         EngineSpec.parse({"name": "e", "command": ["prog"], **raw}, "e.yaml")
 
 
-@pytest.mark.parametrize("choice", ["x", "0", "1.5", "true", "9" * 5000])
-def test_a_choice_that_is_no_number_of_gpus_is_refused_before_anything_starts(choice: str) -> None:
-    settings = load(["+space=local", f"space.params.tp.choices=['{choice}',2]", "space.baseline.tp=2"])
-    assert preflight.check(settings).choices["tp", choice]
+def test_a_choice_that_is_no_number_of_gpus_is_refused_before_anything_starts() -> None:
+    wrong = ["x", "0", "1.5", "true"]
+    settings = loaded(f"space.params.tp.choices={[*wrong, 2]}", "space.baseline.tp=2")
+    choices = preflight.check(settings).choices
+    assert all(choices["tp", choice] for choice in wrong)
 
 
 def test_a_model_that_the_baseline_does_not_use_only_keeps_the_choices_from_running_that_do(

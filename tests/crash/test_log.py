@@ -58,21 +58,18 @@ def test_lines_that_differ_only_in_numbers_are_folded_and_counted() -> None:
 
 
 def test_colours_bad_bytes_nuls_and_utf16_do_not_matter() -> None:
-    plain = classify(CRASH)
-    raw = CRASH.encode()
+    plain, raw = classify(CRASH), CRASH.encode()
     for data in (raw.replace(b"CUDA", b"\x1b[31mCUDA\x1b[0m"), b"\xfa\xff junk\n\xf0\x28 x\n" + raw,
                  CRASH.encode("utf-16"), raw.replace(b"\n", b"\r\n"), raw.replace(b" ", b" \x00")):
         assert classify(data).signature == plain.signature
 
 
 def test_interleaved_tracebacks_of_ranks_are_separated() -> None:
-    def written(rank: int, text: str) -> str:
-        return f"(Worker_TP{rank} pid=4{rank}) ERROR 01-01 00:00:00 [multiproc_executor.py:597] {text}"
-
+    prefix = "(Worker_TP{0} pid=4{0}) ERROR 01-01 00:00:00 [multiproc_executor.py:597] "
     head = "Traceback (most recent call last):"
     one = [head, '  File "/x/vllm/a.py", line 1, in load_model', "    f()", "KeyError: 'a'"]
     two = [head, '  File "/x/vllm/b.py", line 2, in init_device', "    g()", "TypeError: b"]
-    raw = "\n".join(written(rank, text) for pair in zip(one, two, strict=True) for rank, text in enumerate(pair))
+    raw = "\n".join(prefix.format(rank) + line for pair in zip(one, two, strict=True) for rank, line in enumerate(pair))
     found = logtext.tracebacks(logtext.clean(raw).lines)
     assert [(b.type, b.frames[0][1]) for b in found] == [("KeyError", "load_model"), ("TypeError", "init_device")]
 

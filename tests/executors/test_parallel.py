@@ -20,7 +20,7 @@ import yaml
 from autotune.config.compose import load
 from autotune.config.settings import ParallelSettings, Settings
 from autotune.engine.gpus import Gpu, Gpus
-from autotune.executors import parallel
+from autotune.executors import open_executor, parallel, topology
 from autotune.executors.base import LaunchCancelled
 from autotune.executors.local import LocalExecutor
 from autotune.executors.parallel import LaunchPool, ParallelExecutor, side_by_side
@@ -137,6 +137,12 @@ def test_slots_are_as_many_as_the_smallest_configuration_fits(tmp_path: pathlib.
     with pytest.raises(UsageError, match="at most 4 launches of 2"):
         of(large, "5")
     assert all(isinstance(one, LocalExecutor) for one in (of(whole, "auto"), of(some, "auto", 0), of(some, "1")))
+
+
+def test_an_open_executor_has_the_report_of_its_host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "cores", lambda usable: [tuple(usable)] * 2)
+    with open_executor(sized(tmp_path, "parallel.slots=2", "device=cpu")) as executor:
+        assert isinstance(executor, ParallelExecutor) and executor.report.problems == ()
 
 
 def test_impossible_slots_are_refused_in_one_line(tmp_path: pathlib.Path) -> None:

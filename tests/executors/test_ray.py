@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import tenacity
 
 from autotune.config.compose import load
 from autotune.records import AutotuneError
@@ -30,9 +31,7 @@ SPACE = ["+space=local", "executor=ray", "executor.at_once=2", "executor.gpu_typ
 SLOW_HOST = {"RAY_agent_register_timeout_ms": "600000", "RAY_worker_register_timeout_seconds": "600",
              "RAY_health_check_timeout_ms": "60000", "RAY_USAGE_STATS_ENABLED": "0"}
 START_S = 300.0
-MARK = "AUTOTUNE_TEST_CLUSTER"
-"""Variable by which everything that this cluster starts is known."""
-STARTS = 3
+MARK = "AUTOTUNE_TEST_CLUSTER"  # variable by which everything that this cluster starts is known
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +45,9 @@ def cluster() -> Iterator[Any]:
     os.environ[MARK] = str(os.getpid())
     made = Cluster()
     try:
-        for left in reversed(range(STARTS)):
-            try:
+        for attempt in tenacity.Retrying(stop=tenacity.stop_after_attempt(3), reraise=True):
+            with attempt:  # on a busy machine Ray's own 30 s may not do
                 made.add_node(num_cpus=0, include_dashboard=False)
-                break
-            except Exception:  # on a busy machine Ray's own 30 s may not do
-                if not left:
-                    raise
         yield made
     finally:
         made.shutdown()

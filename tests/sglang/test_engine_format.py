@@ -50,11 +50,7 @@ def test_a_rule_on_a_parameter_the_space_lacks_is_decided_by_its_default() -> No
     assert engine(params=chain, rules=RULES).rules_for(widths, "2.0") == ()
 
 
-def test_a_rule_on_values_that_the_space_does_not_offer_is_left_out() -> None:
-    assert engine(params=TREE, rules=RULES).rules_for(space({"width": {"choices": [2]}}, {"width": 2}), "2.0") == ()
-
-
-def test_a_rule_holds_only_in_its_versions() -> None:
+def test_a_rule_holds_only_in_its_versions_and_on_values_that_the_space_offers() -> None:
     widths = space({"width": {"choices": [2]}}, {"width": 2})
     made = engine(params=TREE, rules=RULES)
     assert [rule.because for rule in made.rules_for(widths, "1.9")] == ["came with 2"]

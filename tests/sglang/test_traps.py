@@ -69,7 +69,7 @@ def test_a_graph_is_large_enough_for_what_one_scheduler_gets(version: str) -> No
     assert "eighth of the load" in str(small_graph.forbidden({**few, "concurrency": 256}))
 
 
-def test_attention_dp_is_spelled_by_version() -> None:
+def test_attention_dp_is_spelled_and_allowed_with_dflash_by_version() -> None:
     _, old = small(stock(), "0.5.16", parallel="tp8_dp_attention")
     _, new = small(stock(), "0.5.23", parallel="tp8_dp_attention")
     _, unknown = small(stock(), "0.6.0", parallel="tp8_dp_attention")
@@ -78,8 +78,6 @@ def test_attention_dp_is_spelled_by_version() -> None:
     assert "--enable-dp-attention" not in new.argv
     replicas = small(stock(), "0.5.23", parallel="tp4_dp2")[1]
     assert arguments(unknown) == arguments(new) and (old.gpus, new.gpus, replicas.gpus) == (8, 8, 8)
-
-
-def test_attention_dp_with_dflash_depends_on_the_version() -> None:
-    assert forbidden(stock(), "0.5.16", speculation="dflash", parallel="tp8_dp_attention") is not None
-    assert forbidden(stock(), "0.5.23", speculation="dflash", parallel="tp8_dp_attention") is None
+    for version, refused in (("0.5.16", True), ("0.5.23", False)):
+        why = forbidden(stock(), version, speculation="dflash", parallel="tp8_dp_attention")
+        assert (why is not None) is refused

@@ -59,14 +59,10 @@ def test_conditional_parameters_that_do_not_exist_are_absent(tmp_path: pathlib.P
 
 
 def test_a_crash_is_under_load_when_a_load_was_on_the_server_whatever_the_stage(tmp_path: pathlib.Path) -> None:
-    study = open_study(tmp_path)
-    dead = Crash("segfault", Stage.SERVING, Blame.UNKNOWN, "v1-abc", "x")
-    found = []
+    study, dead = open_study(tmp_path), Crash("segfault", Stage.SERVING, Blame.UNKNOWN, "v1-abc", "x")
     for known in (False, True, None):  # None: a study of an earlier release
-        trial = study.ask(SPACE.baseline, launch=1)
-        study.tell(trial, dead, None, LaunchFacts(under_load=known), cost_s=1.0, launch_s=1.0)
-        found.append(study.record(trial.number).crashed_under_load)
-    assert found == [False, True, True]
+        study.tell(study.ask(SPACE.baseline, launch=1), dead, None, LaunchFacts(under_load=known), cost_s=1, launch_s=1)
+    assert [record.crashed_under_load for record in study.records()] == [False, True, True]
 
 
 def test_outcomes_are_graded_by_the_same_constraints_on_every_trial(tmp_path: pathlib.Path) -> None:
