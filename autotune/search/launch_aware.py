@@ -171,7 +171,7 @@ class LaunchAware:
         self._closed = {region.name: region for region in found if region.why is not None}
         stop = regions.stop_reason(self.memory, forecast, worth, least, self._best[:2] if self._best else None,
                                    self._closed, bool(self._busy))
-        doubts = self._sceptical_check(forecast, found) if stop is not None and stop.kind is StopKind.GAIN else None
+        doubts = self._sceptical_check(forecast) if stop is not None and stop.kind is StopKind.GAIN else None
         if doubts is not None:
             forecast, worth = doubts
         elif stop is not None:
@@ -225,7 +225,7 @@ class LaunchAware:
             return self._best[2] if self._best else beliefs[0][1].level if beliefs and not self._beliefs else None
         return acquisition.expected_best(self._best[2], self._beliefs[0][1], *self._pending())
 
-    def _sceptical_check(self, forecast: Forecast, found: Sequence[Region]) -> tuple[Forecast, Floats] | None:
+    def _sceptical_check(self, forecast: Forecast) -> tuple[Forecast, Floats] | None:
         """A launch that pays under large effects and interactions, or None.
 
         The value model may wrongly be certain that interactions are weak. A few checks test it before the end; each
@@ -239,9 +239,8 @@ class LaunchAware:
             return None
         sceptic = self._sceptic(forecast.rows)
         worth = np.where(sceptic.chance < CHECK_CHANCE, 0.0, sceptic.expected)
-        for region in found:
-            if region.why is not None:
-                worth[region.inside] = 0.0
+        for region in self._closed.values():
+            worth[region.inside] = 0.0
         if worth.max(initial=0.0) < max(CHECK_GAIN, self.limits.gain):
             return None
         self._checked = count + 1, max(best, at)
