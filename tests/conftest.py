@@ -29,9 +29,16 @@ PROVENANCE: dict[str, Any] = {
     "autotune": "0.1", "python": "3.11", "driver": None, "gpu": [], "created": "2026-01-01T00:00:00Z",
     "command": "python -m autotune tune +space=local"}
 SHM = pathlib.Path("/dev/shm")
-# Groups of tests that one worker of pytest-xdist runs: those that compare times of several processes, those with torch.
+# Groups of tests that one worker of pytest-xdist runs: those that compare times of several processes, and those that
+# share something slow to make (torch, a server, composed configurations, written studies, a compiled program).
 GROUPS = {"timed": ("loadgen/test_process.py", "loadgen/test_read_batching.py", "measure/test_window.py"),
-          "torch": ("ddtree/test_decoding.py", "ddtree/test_llama.py", "ddtree/test_tree.py")}
+          "torch": ("ddtree/test_decoding.py", "ddtree/test_llama.py", "ddtree/test_tree.py"),
+          "server": ("ddtree/test_server.py",),
+          "spaces": ("sglang/test_variants.py", "sglang/test_spaces.py", "sglang/test_traps.py", "vllm/test_spaces.py"),
+          "rich": ("report/test_dashboard.py", "report/test_report.py", "report/test_story.py"),
+          "small": ("storage/test_corrupt.py", "storage/test_study.py"),
+          "compare": ("report/test_compare.py",), "nvml": ("power/test_nvml.py",),
+          "replay": ("replay/test_standin.py",)}
 
 hypothesis.settings.register_profile("fast", max_examples=100, deadline=None)
 hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=None)

@@ -15,7 +15,7 @@ from urllib.parse import quote, quote_plus
 
 import markupsafe
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autotune.engine.command import Command, shown
@@ -81,6 +81,7 @@ NAMES = st.sampled_from(["--api-key", "--hf-token", "--admin-password", "--ssl-p
 @given(NAMES, SECRET, st.booleans(), st.lists(TEXT, max_size=3), TEXT, TEXT)
 def test_the_value_of_a_secret_flag_is_nowhere(flag: str, secret: str, attached: bool, others: list[str], before: str,
                                                after: str) -> None:
+    assume(secret not in flag)
     argv = ["serve", *others, *([f"{flag}={secret}"] if attached else [flag, secret])]
     clean = Redactor.from_command(argv)
     for kept in (" ".join(clean.argv(argv)), clean.text(before + secret + after),
@@ -90,8 +91,10 @@ def test_the_value_of_a_secret_flag_is_nowhere(flag: str, secret: str, attached:
 
 @given(SECRET, st.sampled_from(["postgresql", "https", "redis"]), st.from_regex(r"[a-z]{1,8}", fullmatch=True))
 def test_the_password_in_a_url_goes_and_its_host_stays(secret: str, scheme: str, host: str) -> None:
-    text = Redactor().text(f"see {scheme}://me:{secret}@{host}.example/x")
-    assert secret not in text and f"@{host}.example/x" in text
+    before, after = f"see {scheme}://me:", f"@{host}.example/x"
+    assume(secret not in before + after)
+    text = Redactor().text(before + secret + after)
+    assert secret not in text and after in text
 
 
 KNOWN = TEXT.filter(lambda v: len(v) >= SHORTEST and v.lower() not in WORDS)

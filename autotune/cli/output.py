@@ -132,24 +132,6 @@ class Progress:
         return ", ".join(f"{k}={text(v)}" for k, v in shown.items()) or "the baseline"
 
 
-@dataclasses.dataclass(frozen=True)
-class Annotator:
-    """A TrialAnnotator for optuna-dashboard. `folder` is the study's."""
-
-    folder: pathlib.Path
-
-    def attach(self, trial: Any, launch: pathlib.Path) -> None:
-        from autotune.report.dashboard import attach
-
-        attach(trial, self.folder / "artifacts",
-               [launch / "server.log", launch / f"power-{trial.number}.csv", launch / f"requests-{trial.number}.jsonl"])
-
-    def annotate(self, study: Any, record: Any) -> None:
-        from autotune.report.dashboard import annotate
-
-        annotate(study, record)
-
-
 def version_unknown(settings: Settings) -> str:
     """The reason for an unknown version of the engine, for people."""
     if installed(settings.engine).asked:
@@ -207,31 +189,22 @@ def check_report(report: Preflight, settings: Settings, side_by_side: int = 1, l
     return "\n".join(one_line(redactor.text(line)) for line in lines)
 
 
-class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, module, message, and the fields of `extra`."""
+class RedactedLines(logging.Formatter):
+    """Lines without secrets. A file's is a JSON object: time, level, module, message, and the fields of `extra`."""
 
-    def __init__(self, redactor: Redactor) -> None:
-        super().__init__()
-        self.redactor = redactor
+    def __init__(self, redactor: Redactor, terminal: bool = False) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(module)s: %(message)s")
+        self.redactor, self.terminal = redactor, terminal
 
     def format(self, record: logging.LogRecord) -> str:
+        if self.terminal:
+            return printable(self.redactor.text(super().format(record)), keep=KEPT, instead=REPLACED)
         entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
                  "level": record.levelname.lower(), "module": record.module, "message": record.getMessage()}
         entry |= {key: value for key, value in record.__dict__.items() if key not in STANDARD}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(self.redactor.data(entry), default=str)
-
-
-class TerminalLines(logging.Formatter):
-    """Lines for a terminal: redacted, and without control characters."""
-
-    def __init__(self, redactor: Redactor) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(module)s: %(message)s")
-        self.redactor = redactor
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(self.redactor.text(super().format(record)), keep=KEPT, instead=REPLACED)
 
 
 def open_journal(folder: pathlib.Path, verbose: bool, secrets: Iterable[str] = ()) -> pathlib.Path:
@@ -244,10 +217,10 @@ def open_journal(folder: pathlib.Path, verbose: bool, secrets: Iterable[str] = (
         old.close()
     logging.raiseExceptions = False  # drops a record that cannot be written (a full disk): no traceback
     LOG.addHandler(logging.FileHandler(fresh(path)))
-    LOG.handlers[0].setFormatter(JsonLines(redactor))
+    LOG.handlers[0].setFormatter(RedactedLines(redactor))
     if verbose:
         LOG.addHandler(logging.StreamHandler(sys.stderr))
-        LOG.handlers[1].setFormatter(TerminalLines(redactor))
+        LOG.handlers[1].setFormatter(RedactedLines(redactor, terminal=True))
     LOG.setLevel(logging.DEBUG)
     LOG.propagate = False
     return path

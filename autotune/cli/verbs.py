@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from autotune.cli.output import BASELINE, Annotator, Progress, check_report, open_journal
+from autotune.cli.output import BASELINE, Progress, check_report, open_journal
 from autotune.config.settings import Settings, identity, provenance, versions
 from autotune.engine.gpus import visible_gpus
 from autotune.engine.host import engine_version
@@ -232,6 +232,7 @@ def progress(settings: Settings, study: Study, host: preflight.Preflight) -> Pro
 def make_tuner(settings: Settings, study: Study, executor: Executor, listener: Progress) -> Tuner:
     """The loop of these settings."""
     from autotune.measure.objective import evaluator
+    from autotune.report.dashboard import annotate, attach
     from autotune.tuning.loop import Tuner
     from autotune.tuning.worker import share_references
 
@@ -241,8 +242,8 @@ def make_tuner(settings: Settings, study: Study, executor: Executor, listener: P
     share_references(study, gate.file)
     gate.references()  # refuses those of other settings before anything is launched
     return Tuner(study, make_strategy(settings), executor, settings.folder,
-                 evaluator(settings.objective, settings.limits), listener, Annotator(settings.folder),
-                 settings.study.trials, exchange=lambda: share_references(study, gate.file))
+                 evaluator(settings.objective, settings.limits), listener, attach, annotate, settings.study.trials,
+                 exchange=lambda: share_references(study, gate.file))
 
 
 def make_strategy(settings: Settings) -> Strategy:

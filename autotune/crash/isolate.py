@@ -27,15 +27,13 @@ Probe = Generator[dict[str, Value], bool | None, bool | None]
 class Isolated(NamedTuple):
     """Result of an isolation.
 
-    `choices` of the crashing configuration suffice to crash `config`, otherwise the working one; `instead` holds the
-    working configuration's choices. `exact` is False if some combinations were undecidable, so `choices` may contain
-    innocent ones. `launches`: launches of the isolation. `crashed`, `worked`: outcomes with these choices; `worked`
-    above 0 means that the crash depends on something else too.
+    `choices` of the crashing configuration suffice to crash the working one, whose choices `instead` holds. `exact` is
+    False if some combinations were undecidable, so `choices` may contain innocent ones. `crashed`, `worked`: outcomes
+    with these choices; `worked` above 0 means that the crash depends on something else too.
     """
 
     choices: dict[str, Value]
     instead: dict[str, Value]
-    config: dict[str, Value]
     exact: bool
     launches: int
     crashed: int
@@ -53,7 +51,7 @@ class Isolation:
                  suspects: Sequence[str] = ()) -> None:
         self.space, self.crashing, self.working = space, dict(crashing), dict(working)
         self.names = [p.name for p in space.params if p.name in crashing or p.name in working]
-        self.differing = [n for n in self.names if not _same(crashing, working, n)]
+        self.differing = [n for n in self.names if repr(crashing.get(n, ...)) != repr(working.get(n, ...))]
         if not self.differing:
             raise UsageError("failure isolation needs a crashing and a working configuration that differ")
         self.seen: list[tuple[frozenset[str], bool]] = [(self._guilty(crashing), False), (self._guilty(working), True)]
@@ -124,11 +122,10 @@ class Isolation:
             without = [n for n in found if n != name]
             if without and (yield from self._works(without)) is False:
                 found = without
-        minimal = self.mix(found)
-        choices = {n: self.crashing[n] for n in self.names if n in found and n in minimal and n in self.crashing}
+        choices = {n: self.crashing[n] for n in self.mix(found) if n in found and n in self.crashing}
         instead = {n: self.working[n] for n in self.names if n in found and n in self.working}
         holding = [passed for seen, passed in self.seen if set(found) <= seen]
-        return Isolated(choices, instead, minimal, exact, self.launches, holding.count(False), holding.count(True))
+        return Isolated(choices, instead, exact, self.launches, holding.count(False), holding.count(True))
 
     def _works(self, names: Sequence[str]) -> Probe:
         """True if the mix with `names` works, from known outcomes or by a launch; None if undecidable."""
@@ -149,7 +146,7 @@ class Isolation:
 
     def _guilty(self, config: Config) -> frozenset[str]:
         """Parameters with the same choice as the crashing configuration."""
-        return frozenset(n for n in self.names if _same(config, self.crashing, n))
+        return frozenset(n for n in self.names if repr(config.get(n, ...)) == repr(self.crashing.get(n, ...)))
 
 
 def suspects(crash: Crash, names: Iterable[str]) -> list[str]:
@@ -157,9 +154,3 @@ def suspects(crash: Crash, names: Iterable[str]) -> list[str]:
     said, *words = (re.sub(r"[^a-z0-9]+", "_", f"_{text.lower()}_") for text in (
         f"{crash.category} {crash.excerpt}", *names))
     return [name for name, word in zip(names, words, strict=True) if word in said]
-
-
-def _same(a: Config, b: Config, name: str) -> bool:
-    """True if both have the same value (True is not 1) or both lack it."""
-    left, right = a.get(name), b.get(name)
-    return (name in a) == (name in b) and left == right and isinstance(left, bool) == isinstance(right, bool)

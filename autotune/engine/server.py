@@ -28,6 +28,7 @@ from autotune.engine.orphans import end_launch, record
 from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageMark, StageReader
 from autotune.engine.supervisor import FAILED
+from autotune.loadgen.wire_formats import WIRE_FORMATS, Generation
 from autotune.records import AutotuneError, Stage
 from autotune.utils.files import write_json
 from autotune.utils.http import BadAnswer, NoAnswer, ask, count, parts, text, usage_of
@@ -199,13 +200,11 @@ class Server:
 
     def first_completion(self) -> str | None:
         """Generate a few tokens; None when it worked, else one line of what came back."""
-        path = "/generate"
-        body: dict[str, Any] = {"text": PROMPT, "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
-        if self.engine.request.api != "sglang_generate":
-            model = self.engine.request.model or self.model_name() or "default"
-            path, body = "/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "temperature": 0, "model": model}
+        wire = WIRE_FORMATS[self.engine.request.api]
+        path, model = wire.path, self.engine.request.model or self.model_name() or "default"
         try:
-            answer = ask(self.url + path, body, within_s=self.settings.request_timeout_s)
+            answer = ask(self.url + path, wire.body(Generation(model, PROMPT, output_tokens=4)),
+                         within_s=self.settings.request_timeout_s)
             said = repr(self.redactor.text(answer.text)[:300])
             if answer.status != 200:
                 return f"POST {path}: HTTP {answer.status}: {said}"

@@ -26,7 +26,7 @@ from autotune.executors.base import PLACED, WAITING, Executor, HostLost, Progres
 from autotune.executors.local import LocalExecutor, LocalServer
 from autotune.power.meter import PowerSettings
 from autotune.records import AutotuneError, Config, Crash, HostCannotRun, Measurement
-from autotune.utils.files import fresh, write_json
+from autotune.utils.files import fresh, last_bytes, write_json
 
 REACH_S = 10.0
 FILE_BYTES = 8 << 20  # of a longer file of a launch, the end is sent back
@@ -71,7 +71,7 @@ class RayWorker:
 
     def files(self) -> dict[str, bytes]:
         """The launch's files by name."""
-        return {path.name: _end_of(path) for path in sorted(self.folder.glob("*"))
+        return {path.name: last_bytes(path, FILE_BYTES) for path in sorted(self.folder.glob("*"))
                 if path.is_file() and path.suffix != ".part"}
 
     def stop(self) -> dict[str, bytes]:
@@ -226,12 +226,6 @@ def connected(settings: Settings) -> Iterator[RayExecutor]:
         yield RayExecutor(ray, settings)
     finally:
         ray.shutdown()
-
-
-def _end_of(path: pathlib.Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - FILE_BYTES))
-        return file.read()
 
 
 def _last_line(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """optuna-dashboard on a study: the verb dashboard, plots, notes in Markdown, files of trials as artifacts.
 
-    attach(trial, artifacts, files)    # before the trial is finished: a finished trial takes no artifacts
+    attach(trial, launch folder)    # before the trial is finished: a finished trial takes no artifacts
     annotate(study, record)            # after it is finished
     dashboard(settings, study)         # serve, on loopback only
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import os
 import pathlib
 import shlex
 import socketserver
@@ -36,6 +35,7 @@ from autotune.report.render import markdown
 from autotune.report.story import Story, read
 from autotune.report.tables import Cell, Table, table
 from autotune.storage.trial import LaunchFacts, TrialRecord
+from autotune.utils.files import last_bytes
 from autotune.utils.text import duration, one_line, percent, with_unit
 
 if TYPE_CHECKING:
@@ -179,19 +179,22 @@ def annotate(study: Study, record: TrialRecord) -> None:
     save_note(study.trial(record.number), note(record, unit, identity.get("limits") or {}))
 
 
-def attach(trial: optuna.Trial, artifacts: pathlib.Path, files: Iterable[pathlib.Path]) -> list[str]:
-    """Copy files of a running trial into the artifact store; returns their ids. Absent and empty ones are left out."""
+def attach(trial: optuna.Trial, launch: pathlib.Path) -> list[str]:
+    """Copy the files of a running trial into the study's artifact store; returns their ids.
+
+    `launch`: the folder of its launch. Absent and empty files are left out.
+    """
     from optuna.artifacts import FileSystemArtifactStore, upload_artifact
 
+    artifacts = launch.parents[1] / "artifacts"
+    files = [launch / name for name in ("server.log", f"power-{trial.number}.csv", f"requests-{trial.number}.jsonl")]
     artifacts.mkdir(parents=True, exist_ok=True)
     store, ids = FileSystemArtifactStore(str(artifacts)), []
     with tempfile.TemporaryDirectory() as scratch:
         for file in (file for file in files if file.is_file() and file.stat().st_size > 0):
             if file.stat().st_size > LARGEST:
-                with file.open("rb") as source:
-                    source.seek(-LARGEST, os.SEEK_END)
-                    file = pathlib.Path(scratch) / file.name
-                    file.write_bytes(source.read(LARGEST))
+                end, file = last_bytes(file, LARGEST), pathlib.Path(scratch) / file.name
+                file.write_bytes(end)
             ids.append(upload_artifact(artifact_store=store, file_path=str(file), study_or_trial=trial))
     return ids
 

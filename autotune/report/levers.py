@@ -120,13 +120,8 @@ def _lever(choices: Mapping[str, Value], bases: Mapping[str, Value], load: bool,
         freedom = min(len(logs) - 1, MOST_FREEDOM)
         spread = statistics.stdev(logs) / math.sqrt(len(logs)) * student_t(0.975, freedom)
         half = max(spread, half or 0.0)
-    low, high = (None, None) if half is None else (bounded_exp(mean - half), bounded_exp(mean + half))
-    return Lever(choices, bases, bounded_exp(mean), low, high, len(pairs), load)
-
-
-def bounded_exp(log: float) -> float:
-    """exp(log) without overflow."""
-    return math.exp(min(log, 700.0))
+    low, high = (None, None) if half is None else (math.exp(mean - half), math.exp(mean + half))
+    return Lever(choices, bases, math.exp(mean), low, high, len(pairs), load)
 
 
 def _dependents(space: Space, names: set[str]) -> set[str]:

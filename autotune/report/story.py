@@ -22,7 +22,7 @@ import msgspec
 from autotune.measure.objective import UNITS
 from autotune.records import AutotuneError, Count, UsageError
 from autotune.report.crashes import CrashGroup, Untried, group, launch_key, untried
-from autotune.report.levers import Lever, bounded_exp, levers
+from autotune.report.levers import Lever, levers
 from autotune.report.measured import Tested, copied, ended, find, tested, valid
 from autotune.space.space import Space
 from autotune.storage.schema import Choice, read_pivots
@@ -153,7 +153,7 @@ class Story:
         if winner.relative_error is None or baseline.relative_error is None:
             return Gain(factor - 1, None, None, False)
         half = math.hypot(winner.relative_error, baseline.relative_error)
-        return Gain(factor - 1, factor * bounded_exp(-half) - 1, factor * bounded_exp(half) - 1, False)
+        return Gain(factor - 1, factor * math.exp(-half) - 1, factor * math.exp(half) - 1, False)
 
     @functools.cached_property
     def same_load(self) -> float | None:

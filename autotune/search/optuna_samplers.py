@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.records import Config, Crash, UsageError, Value, config_key
 from autotune.search.strategy import Best, Launch, Limits, Measured, Observation, Pivot, Stop, StopKind
@@ -39,7 +39,7 @@ class OptunaStrategy:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space, self.name, self.limits = space, sampler, limits or Limits()
-        self.sampler = _sampler(space, sampler, seed)
+        self.sampler: Any = _sampler(space, sampler, seed)
         self.study = optuna.create_study(direction="maximize", sampler=self.sampler)
         self.launches, self.used_s = 0, 0.0
         self._asked: dict[str, _Asked] = {}  # own trials by server part
@@ -61,7 +61,7 @@ class OptunaStrategy:
     def _choose(self, again: Config | None, first: bool, rejected: contextlib.ExitStack) -> Launch | Stop:
         """A proposal that no other worker runs; proposals that one runs are pruned when `rejected` is closed."""
         for _ in range(TRIES):
-            if again is None and self._exhausted():
+            if again is None and self.name == "grid" and self.sampler.is_exhausted(self.study):
                 return Stop(StopKind.EXHAUSTED, f"the rest of the grid ({len(self._aside)}) waits for other workers"
                             if self._aside else "every configuration of the grid was tried")
             asked, again = self._ask(), None
@@ -165,11 +165,6 @@ class OptunaStrategy:
     def _finish(self, trial: optuna.Trial, value: float | None = None, state: TrialState | None = None) -> None:
         with contextlib.suppress(RuntimeError):  # at its last cell a grid stops Optuna's own loop: none runs
             self.study.tell(trial, value, state)
-
-    def _exhausted(self) -> bool:
-        import optuna
-
-        return isinstance(self.sampler, optuna.samplers.GridSampler) and self.sampler.is_exhausted(self.study)
 
 
 def _sampler(space: Space, name: str, seed: int) -> optuna.samplers.BaseSampler:

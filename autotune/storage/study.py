@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -235,7 +234,7 @@ class Study:
         if stored is None:
             raise CorruptStudy(f"study {self.inner.study_name}: identity is missing")
         different = {key: (stored[key], now) for key, now in plain.items()  # earlier releases stored less
-                     if key in stored and not _same(stored[key], now)}
+                     if key in stored and stored[key] != now}
         if different:
             raise StudyMismatch(self.inner.study_name, different)
 
@@ -251,14 +250,6 @@ def _tables_lock(url: str, create: bool) -> contextlib.AbstractContextManager[No
 def _owner_of(trial: optuna.trial.FrozenTrial) -> str:
     """The owner of a trial; "" for a trial of another tool."""
     return str(trial.user_attrs.get("owner") or "")
-
-
-def _same(then: Any, now: Any) -> bool:
-    """True for equal conditions. Early studies stored each GPU apart."""
-    if isinstance(then, list) and isinstance(now, list) and now and " x " in str(now[0]):
-        plain = [re.sub(r" [0-9a-f]{8}$", "", str(one)) for one in then]
-        then = [f"{plain.count(name)} x {name}" for name in sorted(set(plain))] if plain != then else then
-    return bool(then == now)
 
 
 def _short(value: Any) -> str:

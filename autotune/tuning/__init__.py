@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from autotune.search.strategy import Launch, Pivot
-    from autotune.storage.study import Study
     from autotune.storage.trial import TrialRecord
 
 
@@ -19,10 +17,3 @@ class ProgressListener(Protocol):
     def outcome(self, record: TrialRecord) -> None: ...
     def pivot(self, pivot: Pivot) -> None: ...
     def note(self, text: str) -> None: ...
-
-
-class TrialAnnotator(Protocol):
-    """Documents a trial for people: files before its outcome is stored, a note after."""
-
-    def attach(self, trial: Any, launch: pathlib.Path) -> None: ...
-    def annotate(self, study: Study, record: TrialRecord) -> None: ...

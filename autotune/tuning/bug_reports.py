@@ -135,8 +135,7 @@ def smallest(space: Space, bug: Bug) -> Isolated | None:
     choices = {name: value for name, value in crashing.items() if name not in working or working[name] != value}
     holding = [worked for key, worked in bug.known.items() if choices.items() <= json.loads(key).items()]
     instead = {name: working[name] for name in choices if name in working}
-    return Isolated(choices, instead, dict(crashing), exact=False,
-                    launches=0, crashed=holding.count(False), worked=holding.count(True))
+    return Isolated(choices, instead, exact=False, launches=0, crashed=holding.count(False), worked=holding.count(True))
 
 
 def write(folder: pathlib.Path, space: Space, records: Sequence[TrialRecord],

@@ -20,7 +20,7 @@ from autotune.records import Config, Crash, Measurement, Score
 from autotune.search.strategy import Launch, Stop, StopKind, Strategy
 from autotune.storage.study import Study
 from autotune.storage.trial import LaunchFacts, TrialRecord
-from autotune.tuning import ProgressListener, TrialAnnotator
+from autotune.tuning import ProgressListener
 from autotune.tuning.worker import StudySync, new_launch_folder
 
 IDLE_POLLS = 10  # poll-interval multiplier while launches run and the strategy has nothing to propose
@@ -50,7 +50,8 @@ class Tuner:
     folder: pathlib.Path
     evaluate: Callable[[Measurement], Score]
     listener: ProgressListener
-    annotator: TrialAnnotator
+    attach: Callable[[Any, pathlib.Path], Any]  # (Optuna's trial, launch folder): attaches its files for the dashboard
+    annotate: Callable[[Study, TrialRecord], None]  # writes the trial's note for the dashboard
     trials: int | None = None  # most trials of the search, crashes included
     poll_s: float = 1.0  # interval of looking at other workers while there is nothing to do
     exchange: Callable[[], None] = lambda: None  # shares more than trials with other workers
@@ -181,7 +182,7 @@ class Tuner:
                             server.neighbours, server.crash is None if isinstance(outcome, Crash) else None)
         with self._mutex:
             spent = {"cost_s": time.monotonic() - plan.began, "launch_s": server.launch_s if plan.first else 0.0}
-            self.annotator.attach(trial, server.folder)
+            self.attach(trial, server.folder)
             with self.study.locked():
                 stored = self.study.tell(trial, outcome, score, facts, same_as=same.number if same else None, **spent)
                 plan.trial, plan.first, plan.began = None, False, time.monotonic()
@@ -191,7 +192,7 @@ class Tuner:
                     plan.trial = self._next_trial(plan) if stored and server.alive else None
             record = self.study.record(trial.number)
             if stored:
-                self.annotator.annotate(self.study, record)
+                self.annotate(self.study, record)
                 self.listener.outcome(record)
             else:
                 self.listener.note(f"trial {record.number} was marked FAIL meanwhile by a worker that took this one to "

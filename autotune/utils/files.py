@@ -78,6 +78,13 @@ def no_link(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, f"{path} is no plain file: remove it", path)
 
 
+def last_bytes(path: pathlib.Path, most_bytes: int) -> bytes:
+    """The end of a file, at most so much of it. Raises OSError."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - most_bytes))
+        return file.read()
+
+
 def fresh(path: pathlib.Path) -> pathlib.Path:
     """`path`, after removing the file or link there. Raises OSError."""
     path.unlink(missing_ok=True)

@@ -32,10 +32,11 @@ def served(rich_folder: pathlib.Path, fast_folder: pathlib.Path) -> Iterator[tup
     outputs = fast_folder / "served"
     outputs.mkdir()
     rich = copied(rich_folder, outputs)
-    log = outputs / "server.log"
-    log.write_text("ready\n")
+    launch = rich.settings.folder / "launches" / "0091"
+    launch.mkdir(parents=True)
+    (launch / "server.log").write_text("ready\n")
     trial = rich.study.ask(baseline(rich, dp=2), 91)
-    attach(trial, rich.settings.folder / "artifacts", [log])
+    attach(trial, launch)
     rich.study.fail(trial, "interrupted")
     for record in rich.study.records():
         annotate(rich.study, record)
@@ -139,15 +140,15 @@ def test_a_log_cannot_leave_its_code_block(small: Made) -> None:
 
 
 def test_files_are_attached_before_a_trial_is_told(small: Made, tmp_path: pathlib.Path) -> None:
-    log, power, big = tmp_path / "server.log", tmp_path / "power.csv", tmp_path / "big.log"
-    log.write_text("started\n")
-    power.write_text("t_s,watts\n0,40\n")
-    big.write_bytes(b"x" * LARGEST + b"the end\n")
     trial = small.study.ask(baseline(small, tp=2, dp=2), 50)
-    ids = attach(trial, tmp_path / "artifacts", [log, power, big, tmp_path / "absent"])
-    assert len(ids) == 3
-    assert (tmp_path / "artifacts" / ids[0]).read_text() == "started\n"
-    kept = (tmp_path / "artifacts" / ids[2]).read_bytes()
+    launch = tmp_path / "launches" / "0050"
+    launch.mkdir(parents=True)
+    (launch / "server.log").write_bytes(b"x" * LARGEST + b"the end\n")
+    (launch / f"power-{trial.number}.csv").write_text("t_s,watts\n0,40\n")
+    ids = attach(trial, launch)
+    assert len(ids) == 2, "there is no file of requests"
+    assert (tmp_path / "artifacts" / ids[1]).read_text() == "t_s,watts\n0,40\n"
+    kept = (tmp_path / "artifacts" / ids[0]).read_bytes()
     assert len(kept) == LARGEST and kept.endswith(b"the end\n")
 
 

@@ -11,7 +11,7 @@ from autotune.tuning.bug_reports import bug_report
 
 CRASH = classify("Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401", exit_status=-9,
                  after_s=50.4)
-FOUND = Isolated({"nvls": True, "tp": 8}, {"tp": 1}, {"nvls": True, "tp": 8}, True, 5, 3, 0)
+FOUND = Isolated({"nvls": True, "tp": 8}, {"tp": 1}, True, 5, 3, 0)
 
 
 def report(crash: Crash = CRASH, isolated: Isolated | None = FOUND) -> str:
@@ -32,7 +32,7 @@ def test_a_report_has_everything_that_a_maintainer_needs() -> None:
 
 def test_an_inexact_isolation_is_marked_and_a_report_without_one_has_no_difference() -> None:
     assert "difference" not in report(isolated=None)
-    inexact = Isolated({"a": 1}, {"a": 2}, {"a": 1}, False, 2, 1, 1)
+    inexact = Isolated({"a": 1}, {"a": 2}, False, 2, 1, 1)
     assert "may be innocent" in report(isolated=inexact) and "1 crashed, 1 worked" in report(isolated=inexact)
 
 

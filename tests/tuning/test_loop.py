@@ -120,7 +120,8 @@ def tuner(settings: Settings, servers: list[dict[str, Any]]) -> Tuner:
     listed = Listed([{**base, **s} for s in servers], [{"concurrency": 1}, {"concurrency": 4}])
     bench = LocalExecutor(settings, "1", Gpus(()), settings.power)
     silent: Any = Silent()
-    return Tuner(study, listed, bench, settings.folder, evaluator(settings.objective, {}), silent, silent)
+    return Tuner(study, listed, bench, settings.folder, evaluator(settings.objective, {}), silent, silent.attach,
+                 silent.annotate)
 
 
 def test_each_load_part_on_one_launch_is_a_trial_of_its_own(tmp_path: pathlib.Path) -> None:
