@@ -81,7 +81,7 @@ def test_outcomes_are_graded_by_the_same_constraints_on_every_trial(tmp_path: pa
 
 
 def test_another_space_engine_or_gpu_is_refused(tmp_path: pathlib.Path) -> None:
-    open_study(tmp_path, devices=["NVIDIA H200 0a1b2c3d", "NVIDIA H200 ffffffff"])  # early studies list each GPU
+    open_study(tmp_path, devices=["2 x NVIDIA H200"])
     for change in ({"space_digest": "d2"}, {"engine_version": "2"}, {"devices": ["4 x NVIDIA H200"]}):
         with pytest.raises(UsageError, match=f"{next(iter(change))} was .*study.name=NAME"):
             open_study(tmp_path, **{"devices": ["2 x NVIDIA H200"], **change})
