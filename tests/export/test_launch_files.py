@@ -133,6 +133,13 @@ def test_a_trial_that_breaks_its_limits_is_exported_only_when_asked_for(make: Ca
     assert "!!  trial 0 breaks its limits: tpot_p99_ms by 50.0 %" in text and "not the winner" in text
 
 
+def test_a_trial_without_a_valid_measurement_is_exported_with_a_warning(small: Made) -> None:
+    invalid = next(record for record in small.study.records() if record.invalid_reasons)
+    text = export(dataclasses.replace(small.settings, trial=invalid.number), small.study).read_text()
+    assert f"trial {invalid.number} has no valid measurement (unsteady): its figures prove nothing" in text
+    assert "no valid measurement" in text.split("!!")[-1], "no figures are told as measured"
+
+
 def test_trials_without_a_working_server_are_refused(small: Made) -> None:
     for trial, problem in ((2, "crashed"), (11, "no measurement"), (77, "has no trial 77")):
         with pytest.raises(UsageError, match=problem):
