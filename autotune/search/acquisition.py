@@ -57,6 +57,7 @@ class Forecast(NamedTuple):
     upper: Floats  # (n,) plausible gain (95 % quantile); 0 where the server survives hardly any load part
     upper_served: Floats  # (n,) plausible gain if the server survived every load part
     cost_s: Floats  # (n,)
+    price: Floats  # (n,) cost as a multiple of a usual launch's, at least 1
 
     @property
     def expected(self) -> Floats:
@@ -104,11 +105,13 @@ def forecast_launches(memory: Observations, beliefs: Sequence[Belief], crashes: 
         unseen = crashes.unseen(rows)
         combined = np.where(unseen < UNTRIED, past.chance(rows), unseen)
         chance = chance * (combined / unseen) ** past.trust_in_crashes(memory)
-    crash_s = CRASH_WEIGHT * costs.launch_s + (1 - CRASH_WEIGHT) * costs.crash_s
-    cost_s = chance * (costs.launch_s + USUAL_LOADS * costs.measure_s) + (1 - chance) * crash_s
+    usual_s = costs.launch_s + USUAL_LOADS * costs.measure_s
+    crash_s = np.maximum(CRASH_WEIGHT * costs.launch_s, crashes.crash_cost_s(rows, costs.crash_s))
+    cost_s = chance * usual_s + (1 - chance) * crash_s
+    price = np.maximum(1.0, cost_s / usual_s)
     survived, hopeful = upper * (serving > SURVIVED), serving * (upper > 0)
     return Forecast(rows, chance, hopeful.max(axis=1), gains, gains.max(axis=1), survived.max(axis=1),
-                    upper.max(axis=1), cost_s)
+                    upper.max(axis=1), cost_s, price)
 
 
 CHEAP = 0.25  # most expensive exploratory measurement, as a share of a launch's time

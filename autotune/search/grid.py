@@ -9,6 +9,7 @@ A code is the index of a choice; an absent parameter has the code len(choices).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -31,8 +32,8 @@ class Grid:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self.server_params = space.server_params
-        self.load_params = space.load_params
+        self.server_params = tuple(_ordered(p) for p in space.server_params)
+        self.load_params = tuple(_ordered(p) for p in space.load_params)
         self.params = self.server_params + self.load_params
         self._column = {p.name: i for i, p in enumerate(self.params)}
         self._code = [{exact(c): i for i, c in enumerate(p.choices)} for p in self.params]
@@ -152,6 +153,11 @@ class Grid:
             i = self._column[name]
             hit &= np.isin(rows[:, i], [self._code[i][exact(v)] for v in values])
         return hit
+
+
+def _ordered(param: Param) -> Param:
+    """The parameter with numbers in ascending order: neighbours are alike whatever the order they are written in."""
+    return dataclasses.replace(param, choices=tuple(sorted(param.choices))) if param.numeric else param  # type: ignore[type-var]
 
 
 def exact(value: Value | None) -> tuple[bool, Value | None]:

@@ -24,12 +24,13 @@ from autotune.search.transfer import Past
 from autotune.search.value_model import Prior, Strengths, ValueModel
 from autotune.space.space import Space
 
+PAIR_GAIN = 0.001  # expected gain of trying two choices together for the first time
 NEW = 1  # choices per launch that never came up, so that a crash identifies its cause
 CENTRES = 4  # best configurations around which a large space is sampled
 CHECKS = 5  # checks before the end, since the best last improved
 CHECK_GAIN = 0.005  # least expected gain of a check
 CHECK_CHANCE = 0.6  # least chance of a check
-DOUBT = (0.1, 0.5, 0.3)  # least sd of effects, share of pairs and share under a load that a check assumes
+DOUBT = (0.1, 0.5, 0.3, 0.02)  # least sd of effects, share of pairs, share under a load and sd of one server part that a check assumes
 RENEWED = 0.02  # growth of a large study that triggers new strengths of effects
 BETTER = 0.005  # log gain that counts as an improvement
 LIKELY = 0.5  # least probability that a leader survives the pending launches, for measuring it again
@@ -161,7 +162,11 @@ class LaunchAware:
             passed = np.concatenate([crashes.passed, _row(self._baseline_key)[None]])
             crashes = CrashModel(self.grid, passed, crashes.served, crashes.failures)
         forecast = self._forecast(self._candidates(), self._expecting(True), self._busy, crashes)
+        if not self.memory.anything_works and not self._busy and (alike := regions.repeated(self.memory)) is not None:
+            return alike
         worth, found = regions.evaluate_regions(forecast, crashes, least, len(self._busy))
+        fresh_pairs = crashes.new_pairs(forecast.rows)
+        worth += np.where(worth > 0, PAIR_GAIN * forecast.chance * fresh_pairs, 0.0)
         new = crashes.new(forecast.rows)
         if self._busy:
             worth = acquisition.without_choices_under_test(crashes, forecast.rows, worth, sorted(self._busy), least)

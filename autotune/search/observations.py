@@ -11,6 +11,7 @@ import numpy as np
 from autotune.records import Blame, Config, Crash, Stage, Value
 from autotune.search.crash_model import Failure
 from autotune.search.grid import Codes, Floats, Grid
+from autotune.search.retries import Retries
 from autotune.search.strategy import Measured, Observation
 from autotune.search.value_model import Data
 
@@ -21,6 +22,7 @@ MOST_REPEATS = 3  # measurements of one configuration
 SURE = 0.01  # relative standard error below which a leader is not measured again
 MANY = 160  # most configurations given to the value model, whose cost grows with their cube
 MANY_CRASHES, OF_ONE_KIND = 60, 10  # most crashes given to the crash model, in all and per signature: the newest
+DEAR = 2.0  # cost of a crash in launches that no retry is worth
 NOISE = 0.02  # relative standard deviation of a measurement that does not state its own
 
 
@@ -49,6 +51,8 @@ class Observations:
         self._feasible: tuple[int, list[tuple[Key, int]]] = (0, [])
         self._points: dict[tuple[Key, int], tuple[Floats, float]] = {}
         self.last_good: Key | None = None
+        self.retries = Retries()
+        self.doubtful: Key | None = None  # its crash may be chance: transient, or each of its choices had come up
         self.environment: list[tuple[int, Key, Crash]] = []  # (earlier launches that came up, server, crash)
 
     def key(self, server: Config) -> Key:
@@ -69,7 +73,10 @@ class Observations:
         if load is None:
             raise ValueError("a measurement needs a load part")
         server.came_up = True
-        self.passes += observation.launch_s > 0
+        if observation.launch_s > 0:
+            self.doubtful = None
+            self.passes += 1
+            self.retries.started(key, None)
         self.last_good = key
         self.measure_s.append(observation.cost_s - observation.launch_s)
         if observation.launch_s > 0:
@@ -80,12 +87,12 @@ class Observations:
     def dead(self, server: Server) -> bool:
         """True if a server part crashed at its start and gets no further launch.
 
-        One retry is left for a transient crash and for a server that came up at another time.
+        A server that came up at another time, and one whose crashes strike by chance, may be launched again.
         """
         crashes = server.launch_crashes
-        if len(crashes) > 1:
-            return True
-        return bool(crashes) and not server.came_up and crashes[0].blame is not Blame.TRANSIENT
+        if not crashes or server.came_up:
+            return len(crashes) > 1
+        return not self.retries.worthwhile(tuple(server.row.tolist()))
 
     def settled(self, server: Server) -> set[int]:
         """Load parts that need no measurement on a server: measured, twice invalid, or the server's crash."""
@@ -97,11 +104,19 @@ class Observations:
     def _crash(self, server: Server, key: Key, load: int | None, observation: Observation, crash: Crash) -> None:
         tail = self.grid.load_rows[load] if load is not None else np.full(len(self.grid.load_params), -1, np.int16)
         self.failures.append((key, Failure(np.concatenate([server.row, tail]), crash, observation.trial,
-                                            loaded=load is not None)))
+                                            loaded=load is not None, cost_s=observation.cost_s)))
+        came_up = self.passed()
+        known = bool(len(came_up)) and bool((came_up == server.row).any(axis=0).all())
+        dear = self.launch_s and observation.cost_s > DEAR * float(np.mean(self.launch_s))
+        if load is None and not server.came_up and self.retries.left(crash.signature) and (
+                crash.blame is Blame.TRANSIENT or known and crash.blame is not Blame.ENVIRONMENT and not dear):
+            self.doubtful = key
         if load is not None:
             server.load_crashes.setdefault(load, []).append(crash)
         else:
             server.launch_crashes.append(crash)
+            self.doubtful = None if key == self.doubtful and len(server.launch_crashes) > 1 else self.doubtful
+            self.retries.started(key, crash.signature)
             self.crash_s.append(observation.cost_s)
         if crash.stage is Stage.SERVING and load is not None:
             server.came_up = True
@@ -112,8 +127,14 @@ class Observations:
     def evidence(self) -> list[Failure]:
         """Crashes that count against a configuration; a first transient crash does not."""
         out = [failure for key, failure in self.failures
-               if failure.crash.blame is not Blame.TRANSIENT or len(self.servers[key].launch_crashes) != 1]
+               if failure.crash.blame is not Blame.TRANSIENT or not self.retries.left(failure.crash.signature)
+               or len(self.servers[key].launch_crashes) != 1]
         return out if len(out) <= MANY_CRASHES else _newest(out)
+
+    @property
+    def anything_works(self) -> bool:
+        """True if any server came up."""
+        return any(server.came_up for server in self.servers.values())
 
     def passed(self) -> Codes:
         """(n, P) codes of server parts that came up."""

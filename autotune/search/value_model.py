@@ -21,19 +21,20 @@ from autotune.space.space import Param
 
 OVERALL = 1.0  # sd of the unknown level after centring
 LOAD = 0.8  # sd of the curve over the load
-STRENGTHS = ((0.02, 0.3), (0.07, 0.38), (0.2, 0.26), (0.4, 0.06))  # (sd of a parameter's effects, share of parameters)
+STRENGTHS = ((0.005, 0.1), (0.02, 0.25), (0.07, 0.35), (0.2, 0.25), (0.4, 0.05))  # (sd of a parameter's effects, share of parameters)
 # (variance of a pair's effect as a share of the product of the parameters' sds, prior probability)
 PAIRS = ((0.03, 0.6), (0.12, 0.3), (0.5, 0.1))
 UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own variance
-OPTIONS = list(itertools.product((share for share, _ in PAIRS), UNDER_LOAD))
-OPTION_WEIGHTS = np.array([weight for _, weight in PAIRS for _ in UNDER_LOAD])
-RESIDUAL = 0.02  # sd of the term of one server part
+RESIDUALS = ((0.003, 0.3), (0.02, 0.7))  # (sd of the term of one server part, prior probability)
+OPTIONS = list(itertools.product((share for share, _ in PAIRS), UNDER_LOAD, (sd for sd, _ in RESIDUALS)))
+OPTION_WEIGHTS = np.array([weight * other for _, weight in PAIRS for _ in UNDER_LOAD for _, other in RESIDUALS])
 UNSEEN = 0.2  # least sd of the effect of an unmeasured choice
 LEAST_WEIGHT = 0.03
 CANDIDATES = 4  # kept strengths of interactions with at least LEAST_WEIGHT
 SWEEPS = 2
 
-Strengths = tuple[Floats, tuple[float, float]]  # variance of each parameter's effects, (share of pairs, under a load)
+# (variance of each parameter's effects, (share of pairs, share under a load, sd of one server part))
+Strengths = tuple[Floats, tuple[float, float, float]]
 
 
 class Data(NamedTuple):
@@ -79,13 +80,15 @@ class ValueModel:
         y = self._rest(data, self.prior.trust)
         like = [table[rows[:, i]][:, rows[:, i]] for i, table in enumerate(self.server_tables)]
         v = self.load_likeness(loads, loads)
-        fixed = np.diag(noise ** 2) + (OVERALL ** 2 + RESIDUAL ** 2 * self._same(rows, rows))
+        same = self._same(rows, rows)
+        known = np.diag(noise ** 2) + OVERALL ** 2
         strengths = np.array([s for s, _ in STRENGTHS])
         prior = np.log([w for _, w in STRENGTHS])
         variance = np.full(len(like), float((np.exp(prior) * strengths ** 2).sum()))
         share, weights = OPTIONS[0], np.ones(len(OPTIONS))
-        k = fixed[None]
+        k = known[None]
         for _ in range(SWEEPS):
+            fixed = known + share[2] ** 2 * same
             for i, u in enumerate(like):
                 others = [j for j in range(len(like)) if j != i]
                 first, linear, pairs = _sums(variance[others], [like[j] for j in others], u.shape)
@@ -96,7 +99,8 @@ class ValueModel:
                                                     + v * (LOAD ** 2 + share[1] * singles), y))
                 variance[i] = float((weight * strengths ** 2).sum())
             first, _, pairs = _sums(variance, like, v.shape)
-            k = np.asarray([fixed + first + a * pairs + v * (LOAD ** 2 + b * first) for a, b in OPTIONS])
+            k = np.asarray([known + r ** 2 * same + first + a * pairs + v * (LOAD ** 2 + b * first)
+                            for a, b, r in OPTIONS])
             weights = _weights(np.log(OPTION_WEIGHTS) + _evidence(k, y))
             share = OPTIONS[int(np.argmax(weights))]
         if self.prior.past is not None:
@@ -108,7 +112,7 @@ class ValueModel:
         """Weighted strengths before the first measurement."""
         strengths, weights = np.array(STRENGTHS).T
         variance = np.full(self.grid.width, float((weights * strengths ** 2).sum()))
-        return _kept(OPTION_WEIGHTS / len(UNDER_LOAD), variance)
+        return _kept(OPTION_WEIGHTS / OPTION_WEIGHTS.sum(), variance)
 
     def kernel(self, a: Codes, b: Codes, strengths: Strengths) -> tuple[Floats, Floats]:
         """(len(a), len(b)) kernel as a part without the load and a part that multiplies the similarity of loads."""
@@ -120,7 +124,7 @@ class ValueModel:
             first += math.sqrt(variance[i]) * u
             u *= u
             squares += u
-        own = RESIDUAL ** 2 * self._same(a, b)
+        own = share[2] ** 2 * self._same(a, b)
         return OVERALL ** 2 + own + first + share[0] * (linear ** 2 - squares) / 2, LOAD ** 2 + share[1] * first
 
     def spread(self, rows: Codes, strengths: Strengths) -> Floats:
@@ -130,7 +134,7 @@ class ValueModel:
                       for i, table in enumerate(self.server_tables)]).reshape(len(variance), len(rows))
         first = np.sqrt(variance) @ u
         pairs = (u.sum(axis=0) ** 2 - (u ** 2).sum(axis=0)) / 2
-        return np.asarray(OVERALL ** 2 + RESIDUAL ** 2 + LOAD ** 2 + (1 + share[1]) * first + share[0] * pairs)
+        return np.asarray(OVERALL ** 2 + share[2] ** 2 + LOAD ** 2 + (1 + share[1]) * first + share[0] * pairs)
 
     def load_likeness(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
         """(len(a), len(b)) correlation of the curve over the load between load parts."""

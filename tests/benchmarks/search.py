@@ -1,6 +1,6 @@
 """Search strategies side by side on tables that stand in for a cluster, in simulated hours.
 
-    python tests/benchmarks/search.py TABLE.yaml... [--random N] [--strategies launch_aware,tpe,random,grid]
+    python tests/benchmarks/search.py TABLE.yaml... [--random N] [--shuffle] [--strategies launch_aware,tpe,random,grid]
                                       [--seeds 20] [--hours 8] [--jobs 1] [--json] [--workers 1,4,16,64]
 
 --random N adds N tables drawn by tests/search/generate.py. `launch_aware` is study.strategy=autotune; the others have
@@ -139,7 +139,8 @@ def main() -> int:
             return 2
         for remark in table.remarks:
             print(f"search.py: {path}: {remark}", file=sys.stderr)
-        groups.append((table.name, [(table, seed) for seed in range(args.seeds)]))
+        groups.append((table.name, [(table.shuffled(seed) if args.shuffle else table, seed)
+                                    for seed in range(args.seeds)]))
     if args.random:
         tables = [random_table(i) for i in range(args.random_from, args.random_from + args.random)]
         groups.append((f"{args.random} random", [(t, s) for t in tables for s in range(PER_RANDOM_TABLE)]))
@@ -178,6 +179,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--hours", type=float, default=8.0, help="simulated")
     parser.add_argument("--random", type=int, default=0, help=f"random tables, {PER_RANDOM_TABLE} seeds each")
     parser.add_argument("--random-from", type=int, default=0, help="number of the first random table")
+    parser.add_argument("--shuffle", action="store_true", help="order of parameters and choices drawn per seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--workers", help="comma-separated: compare so many workers on each table")
     parser.add_argument("--json", action="store_true")
