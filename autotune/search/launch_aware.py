@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from autotune.records import Config
 from autotune.search import acquisition, regions
 from autotune.search.acquisition import Belief, Costs, Forecast
@@ -54,7 +56,6 @@ class LaunchAware:
         self._bar = 0.0
         self._closed: dict[str, Region] = {}
         self._pivots: list[Pivot] = []
-        self._checked = (0, -math.inf)  # (checks, value of the best then)
         self._learned = (-1, False)
         self._known = (-1, -1, -1)
         self._strengths: list[tuple[float, Strengths]] = []
@@ -176,7 +177,7 @@ class LaunchAware:
         self._closed = {region.name: region for region in found if region.why is not None}
         stop = regions.stop_reason(self.memory, forecast, worth, least, self._best[:2] if self._best else None,
                                    self._closed, bool(self._busy))
-        doubts = self._sceptical_check(forecast) if stop is not None and stop.kind is StopKind.GAIN else None
+        doubts = self._sceptical_check(forecast, fresh_pairs) if stop is not None and stop.kind is StopKind.GAIN else None
         if doubts is not None:
             forecast, worth = doubts
         elif stop is not None:
@@ -230,25 +231,18 @@ class LaunchAware:
             return self._best[2] if self._best else beliefs[0][1].level if beliefs and not self._beliefs else None
         return acquisition.expected_best(self._best[2], self._beliefs[0][1], *self._pending())
 
-    def _sceptical_check(self, forecast: Forecast) -> tuple[Forecast, Floats] | None:
+    def _sceptical_check(self, forecast: Forecast, fresh_pairs: NDArray[np.intp]) -> tuple[Forecast, Floats] | None:
         """A launch that pays under large effects and interactions, or None.
 
         The value model may wrongly be certain that interactions are weak. A few checks test it before the end; each
         improvement allows as many again.
         """
-        best = self._best[2] if self._best else -math.inf
-        count, at = self._checked
-        if best > at + BETTER:
-            count = 0
-        if count >= CHECKS or not self._strengths:
-            return None
         sceptic = self._sceptic(forecast.rows)
-        worth = np.where(sceptic.chance < CHECK_CHANCE, 0.0, sceptic.expected)
+        worth = np.where(sceptic.chance < CHECK_CHANCE, 0.0, sceptic.expected / sceptic.price * fresh_pairs)
         for region in self._closed.values():
             worth[region.inside] = 0.0
-        if worth.max(initial=0.0) < max(CHECK_GAIN, self.limits.gain):
+        if worth.max(initial=0.0) <= 0:
             return None
-        self._checked = count + 1, max(best, at)
         return sceptic, worth
 
     def _sceptic(self, rows: Codes) -> Forecast:

@@ -25,6 +25,7 @@ STRENGTHS = ((0.005, 0.1), (0.02, 0.25), (0.07, 0.35), (0.2, 0.25), (0.4, 0.05))
 # (variance of a pair's effect as a share of the product of the parameters' sds, prior probability)
 PAIRS = ((0.03, 0.6), (0.12, 0.3), (0.5, 0.1))
 UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own variance
+FLAT = 0.1  # prior probability that no server choice matters
 RESIDUALS = ((0.003, 0.3), (0.02, 0.7))  # (sd of the term of one server part, prior probability)
 OPTIONS = list(itertools.product((share for share, _ in PAIRS), UNDER_LOAD, (sd for sd, _ in RESIDUALS)))
 OPTION_WEIGHTS = np.array([weight * other for _, weight in PAIRS for _ in UNDER_LOAD for _, other in RESIDUALS])
@@ -81,7 +82,8 @@ class ValueModel:
         like = [table[rows[:, i]][:, rows[:, i]] for i, table in enumerate(self.server_tables)]
         v = self.load_likeness(loads, loads)
         same = self._same(rows, rows)
-        known = np.diag(noise ** 2) + OVERALL ** 2
+        loss = self.prior.loss(rows)
+        known = np.diag(noise ** 2) + OVERALL ** 2 + np.outer(loss, loss)
         strengths = np.array([s for s, _ in STRENGTHS])
         prior = np.log([w for _, w in STRENGTHS])
         variance = np.full(len(like), float((np.exp(prior) * strengths ** 2).sum()))
@@ -106,7 +108,14 @@ class ValueModel:
         if self.prior.past is not None:
             best = k[[int(np.argmax(weights))]]
             self.prior.trust = max(TRUST, key=lambda trust: float(_evidence(best, self._rest(data, trust))[0]))
-        return _kept(weights, variance)
+        alike = known + RESIDUALS[0][0] ** 2 * same + v * LOAD ** 2
+        evidence = np.log(np.append(OPTION_WEIGHTS / OPTION_WEIGHTS.sum() * (1 - FLAT), FLAT)) + _evidence(
+            np.concatenate([k, alike[None]]), y)
+        *weights, flat = _weights(evidence)
+        found = [(w * (1 - flat), s) for w, s in _kept(np.array(weights), variance)]
+        if flat > LEAST_WEIGHT:
+            found.append((float(flat), (np.full(len(like), STRENGTHS[0][0] ** 2), (*OPTIONS[0][:2], RESIDUALS[0][0]))))
+        return sorted(found, key=lambda some: -some[0])
 
     def usual_strengths(self) -> list[tuple[float, Strengths]]:
         """Weighted strengths before the first measurement."""
@@ -125,7 +134,8 @@ class ValueModel:
             u *= u
             squares += u
         own = share[2] ** 2 * self._same(a, b)
-        return OVERALL ** 2 + own + first + share[0] * (linear ** 2 - squares) / 2, LOAD ** 2 + share[1] * first
+        loss = np.outer(self.prior.loss(a), self.prior.loss(b))
+        return OVERALL ** 2 + own + loss + first + share[0] * (linear ** 2 - squares) / 2, LOAD ** 2 + share[1] * first
 
     def spread(self, rows: Codes, strengths: Strengths) -> Floats:
         """(n,) prior variance of the log objective: the kernel of each row with itself."""
@@ -134,7 +144,7 @@ class ValueModel:
                       for i, table in enumerate(self.server_tables)]).reshape(len(variance), len(rows))
         first = np.sqrt(variance) @ u
         pairs = (u.sum(axis=0) ** 2 - (u ** 2).sum(axis=0)) / 2
-        return np.asarray(OVERALL ** 2 + share[2] ** 2 + LOAD ** 2 + (1 + share[1]) * first + share[0] * pairs)
+        return np.asarray(OVERALL ** 2 + self.prior.loss(rows) ** 2 + share[2] ** 2 + LOAD ** 2 + (1 + share[1]) * first + share[0] * pairs)
 
     def load_likeness(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
         """(len(a), len(b)) correlation of the curve over the load between load parts."""
@@ -277,7 +287,12 @@ class Prior:
         believed = [_believed(grid, p, DOWN) for p in grid.server_params]
         self.means = [mean for mean, _ in believed]
         self.scales = [scale for _, scale in believed]  # (choices + 1,) sd of an effect over USUAL_SD
+        self.losses = [np.where((scale == 1) & (mean == -DOWN), mean, 0.0) for mean, scale in believed]
         self.loads = _added([_believed(grid, p, 0.0)[0] for p in grid.load_params], grid.load_rows)
+
+    def loss(self, rows: Codes) -> Floats:
+        """(n,) part of the mean, in logs, of choices without a belief; its common factor has an sd of 1."""
+        return _added(self.losses, rows)
 
     def mean(self, rows: Codes, trust: float | None = None) -> Floats:
         """(n, L) log of the expected factor against the baseline; `trust` in past studies, 0..1, replaces its own."""
