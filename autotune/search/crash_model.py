@@ -218,6 +218,7 @@ class CrashModel:
         self.pair_rate = PAIR_RATE * self.rate / RATE
         self._paired = np.zeros(grid.pair_count, dtype=bool)
         self._paired[grid.pair_codes(passed).ravel()] = True
+        self._familiar = grid.with_neighbours(self._paired)
         self._shared = self._in_several_groups()
 
     def chance(self, servers: Codes) -> Floats:
@@ -267,8 +268,9 @@ class CrashModel:
         return np.asarray(np.exp(-risk))
 
     def new_pairs(self, servers: Codes) -> NDArray[np.intp]:
-        """(n,) number of pairs of choices that never came up together."""
-        return np.asarray((~self._paired[self.grid.pair_codes(servers)]).sum(axis=1))
+        """(n,) number of pairs of choices that never came up together, nor did their neighbours, and of new choices."""
+        singles = np.sum([~seen[servers[:, i]] for i, seen in enumerate(self.seen)], axis=0)
+        return np.asarray((~self._familiar[self.grid.pair_codes(servers)]).sum(axis=1) + singles)
 
     def new(self, servers: Codes) -> NDArray[np.intp]:
         """(n,) number of choices that never came up; choices that depend on another new choice do not count."""

@@ -70,6 +70,21 @@ class Grid:
         left, right = servers[:, self._pair_left], servers[:, self._pair_right]
         return np.asarray(self._pair_offset + left.astype(np.intp) * self._pair_size + right)
 
+    def with_neighbours(self, pairs: Mask) -> Mask:
+        """(pair_count,) the pairs and those that differ from one by one step of long numeric parameters."""
+        out = pairs.copy()
+        blocks = zip(self._pair_left, self._pair_right, self._pair_offset, strict=True)
+        for left, right, at in blocks:
+            params = self.server_params[left], self.server_params[right]
+            rows, columns = len(params[0].choices) + 1, len(params[1].choices) + 1
+            block = out[at:at + rows * columns].reshape(rows, columns)
+            for param, view in zip(params, (block[:-1], block.T[:-1]), strict=True):
+                if param.numeric and len(param.choices) > 3:
+                    seen = view.copy()
+                    view[1:] |= seen[:-1]
+                    view[:-1] |= seen[1:]
+        return out
+
     def decode(self, row: Codes, params: Sequence[Param]) -> dict[str, Value]:
         return {p.name: p.choices[int(c)] for p, c in zip(params, row, strict=True) if int(c) < len(p.choices)}
 
