@@ -32,7 +32,6 @@ FAIR = 0.2  # a region with a lower chance is closed
 PLAUSIBLE = 0.3  # weight of a plausible gain relative to an expected one
 CERTAIN = 0.7  # least probability for believing a crash that names the choice in its text only
 LACKING = "this host lacks it"
-LAST_PROBE = 0.06  # least plausible gain times chance for one more launch when nothing else is left
 
 
 class Region(NamedTuple):
@@ -117,6 +116,7 @@ def _evaluated(forecast: Forecast, crashes: CrashModel, worth: Floats, found: _F
         ranked[hopeful] = (chances * uppers)[hopeful]
     probe = int(np.argmax(ranked))
     chance, upper, cost_s = float(chances[probe]), float(uppers[probe]), float(forecast.cost_s[probe])
+    price = float(forecast.price[probe])
     rates = np.where(inside, 0.0, forecast.expected / forecast.cost_s)
     other = int(np.argmax(rates)) if rates.max() > 0 else None
     alternative = float(rates[other]) if other is not None else 0.0
@@ -128,9 +128,9 @@ def _evaluated(forecast: Forecast, crashes: CrashModel, worth: Floats, found: _F
     said = _lacks(params[next(iter(when))], next(iter(names.values())), evidence, part) if len(when) == 1 else None
     if said is not None:
         why, opens = f"{LACKING} ({said})", "the host is repaired"
-    elif top < FAIR and not (nothing_else and not lacking and top * upper >= LAST_PROBE):
+    elif top < FAIR and not (nothing_else and not lacking and PLAUSIBLE * top * upper / price >= least):
         why, opens = f"its best chance is {top:.0%}, below {FAIR:.0%}", f"its chance rises above {FAIR:.0%}"
-    elif chance * upper / float(forecast.price[probe]) < least:
+    elif chance * upper / price < least:
         why = f"a plausible gain of {upper:.1%} at a chance of {chance:.0%} is below the least gain of {least:.1%}"
         opens = f"its gain times its chance rises above {least:.1%}"
     elif chance * upper / cost_s < alternative:
