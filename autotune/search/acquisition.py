@@ -57,7 +57,8 @@ class Forecast(NamedTuple):
     upper: Floats  # (n,) plausible gain (95 % quantile); 0 where the server survives hardly any load part
     upper_served: Floats  # (n,) plausible gain if the server survived every load part
     cost_s: Floats  # (n,)
-    price: Floats  # (n,) cost as a multiple of a usual launch's, at least 1
+    price: Floats  # (n,) factor on the least gain that justifies a launch: a dear one must gain more
+    survives: Floats  # (n,) probability that it comes up and survives its safest load part
 
     @property
     def expected(self) -> Floats:
@@ -108,10 +109,11 @@ def forecast_launches(memory: Observations, beliefs: Sequence[Belief], crashes: 
     usual_s = costs.launch_s + USUAL_LOADS * costs.measure_s
     crash_s = np.maximum(CRASH_WEIGHT * costs.launch_s, crashes.crash_cost_s(rows, costs.crash_s))
     cost_s = chance * usual_s + (1 - chance) * crash_s
-    price = np.maximum(1.0, cost_s / usual_s)
+    price = np.maximum(1.0, cost_s / usual_s) ** 0.5
     survived, hopeful = upper * (serving > SURVIVED), serving * (upper > 0)
     return Forecast(rows, chance, hopeful.max(axis=1), gains, gains.max(axis=1), survived.max(axis=1),
-                    upper.max(axis=1), cost_s, price)
+                    upper.max(axis=1), cost_s, price,
+                    chance * serving.max(axis=1))
 
 
 CHEAP = 0.25  # most expensive exploratory measurement, as a share of a launch's time

@@ -172,7 +172,7 @@ class Grid:
 
 def _ordered(param: Param) -> Param:
     """The parameter with numbers in ascending order: neighbours are alike whatever the order they are written in."""
-    return dataclasses.replace(param, choices=tuple(sorted(param.choices))) if param.numeric else param  # type: ignore[type-var]
+    return dataclasses.replace(param, choices=tuple(sorted(param.choices))) if param.numeric else param
 
 
 def exact(value: Value | None) -> tuple[bool, Value | None]:

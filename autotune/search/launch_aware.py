@@ -1,8 +1,7 @@
 """The default strategy: launch-aware, learns from crashes, closes regions by a computed decision.
 
 Order of decisions: budgets, the baseline, retries after crashes, the launch with the highest worth per second outside
-closed regions, a few checks under stronger assumed effects, the reason to stop. All but the count of checks is computed
-from the observations.
+closed regions, launches that cover pairs of choices never seen together, the reason to stop.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-
 from numpy.typing import NDArray
 
 from autotune.records import Config
@@ -29,12 +27,9 @@ from autotune.space.space import Space
 PAIR_GAIN = 0.001  # expected gain of trying two choices together for the first time
 NEW = 1  # choices per launch that never came up, so that a crash identifies its cause
 CENTRES = 4  # best configurations around which a large space is sampled
-CHECKS = 5  # checks before the end, since the best last improved
-CHECK_GAIN = 0.005  # least expected gain of a check
-CHECK_CHANCE = 0.6  # least chance of a check
-DOUBT = (0.1, 0.5, 0.3, 0.02)  # least sd of effects, share of pairs, share under a load and sd of one server part that a check assumes
+CHECK_CHANCE = 0.6  # least chance of a launch that covers pairs before the end
+DOUBT = (0.1, 0.5, 0.3, 0.02)  # what a check assumes at least: sd of effects, shares of pairs and under a load, residual
 RENEWED = 0.02  # growth of a large study that triggers new strengths of effects
-BETTER = 0.005  # log gain that counts as an improvement
 LIKELY = 0.5  # least probability that a leader survives the pending launches, for measuring it again
 
 
@@ -167,7 +162,9 @@ class LaunchAware:
             return alike
         worth, found = regions.evaluate_regions(forecast, crashes, least, len(self._busy))
         fresh_pairs = crashes.new_pairs(forecast.rows)
-        worth += np.where(worth > 0, PAIR_GAIN * forecast.chance * fresh_pairs, 0.0)
+        suspect = np.logical_or.reduce([region.inside for region in found], initial=False)
+        together = PAIR_GAIN * forecast.survives * fresh_pairs / forecast.price
+        worth = np.where((worth > 0) & ~suspect, worth + together, worth)
         new = crashes.new(forecast.rows)
         if self._busy:
             worth = acquisition.without_choices_under_test(crashes, forecast.rows, worth, sorted(self._busy), least)
@@ -188,7 +185,8 @@ class LaunchAware:
         gain, chance = float(forecast.gain[pick]), float(forecast.chance[pick])
         suspects = " and ".join(r.name for r in found if not r.under_load and r.inside[pick])
         if doubts is not None:
-            reason = f"a check before the end: if interactions are strong, it may gain {gain:.1%}"
+            reason = ("a check before the end: choices that were never launched together; if interactions are strong, "
+                      f"it may gain {gain:.1%}")
         elif suspects:
             reason = f"isolates {suspects}: {chance:.0%} chance to start, may gain up to {forecast.upper[pick]:.1%}"
         else:
@@ -232,13 +230,13 @@ class LaunchAware:
         return acquisition.expected_best(self._best[2], self._beliefs[0][1], *self._pending())
 
     def _sceptical_check(self, forecast: Forecast, fresh_pairs: NDArray[np.intp]) -> tuple[Forecast, Floats] | None:
-        """A launch that pays under large effects and interactions, or None.
+        """A launch that tries choices together for the first time, or None once all pairs are covered.
 
-        The value model may wrongly be certain that interactions are weak. A few checks test it before the end; each
-        improvement allows as many again.
+        The value model cannot know an interaction that it never saw: large effects and interactions rank the launches.
         """
         sceptic = self._sceptic(forecast.rows)
-        worth = np.where(sceptic.chance < CHECK_CHANCE, 0.0, sceptic.expected / sceptic.price * fresh_pairs)
+        worth = np.where((sceptic.survives < CHECK_CHANCE) | (sceptic.gain <= 0), 0.0,
+                         (sceptic.expected + acquisition.LEAST) / sceptic.price * fresh_pairs)
         for region in self._closed.values():
             worth[region.inside] = 0.0
         if worth.max(initial=0.0) <= 0:

@@ -235,11 +235,11 @@ def repeated(memory: Observations) -> Launch | Stop | None:
         return None
     crash = crashed[0].launch_crashes[0]
     if memory.retries.left(crash.signature):
-        return Launch(memory.grid.server(crashed[0].row), f"{len(crashed)} configurations with as few choices in common "
-                      f"as possible crashed alike ({crash.category}): one retry", 0.0, RETRY_CHANCE, intent="retry")
-    return Stop(StopKind.CRASHES, f"{len(crashed)} configurations with as few choices in common as possible, and a retry, "
-                f"crashed alike ({crash.category}): suspect the host, the model or the fixed arguments, not the "
-                "choices")
+        return Launch(memory.grid.server(crashed[0].row), f"{len(crashed)} configurations that share as few choices as "
+                      f"possible crashed alike ({crash.category}): one retry", 0.0, RETRY_CHANCE, intent="retry")
+    return Stop(StopKind.CRASHES, f"{len(crashed)} configurations that share as few choices as possible crashed alike "
+                f"({crash.category}), and so did a retry: suspect the host, the model or the fixed arguments of the "
+                "engine, not the choices")
 
 
 BASELINE_CHANCE = 0.95

@@ -21,7 +21,8 @@ from autotune.space.space import Param
 
 OVERALL = 1.0  # sd of the unknown level after centring
 LOAD = 0.8  # sd of the curve over the load
-STRENGTHS = ((0.005, 0.1), (0.02, 0.25), (0.07, 0.35), (0.2, 0.25), (0.4, 0.05))  # (sd of a parameter's effects, share of parameters)
+# (sd of a parameter's effects, share of parameters)
+STRENGTHS = ((0.005, 0.1), (0.02, 0.25), (0.07, 0.35), (0.2, 0.25), (0.4, 0.05))
 # (variance of a pair's effect as a share of the product of the parameters' sds, prior probability)
 PAIRS = ((0.03, 0.6), (0.12, 0.3), (0.5, 0.1))
 UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own variance
@@ -111,17 +112,18 @@ class ValueModel:
         alike = known + RESIDUALS[0][0] ** 2 * same + v * LOAD ** 2
         evidence = np.log(np.append(OPTION_WEIGHTS / OPTION_WEIGHTS.sum() * (1 - FLAT), FLAT)) + _evidence(
             np.concatenate([k, alike[None]]), y)
-        *weights, flat = _weights(evidence)
-        found = [(w * (1 - flat), s) for w, s in _kept(np.array(weights), variance)]
+        total = _weights(evidence)
+        flat = float(total[-1])
+        found = [(w * (1 - flat), s) for w, s in _kept(total[:-1], variance)]
         if flat > LEAST_WEIGHT:
-            found.append((float(flat), (np.full(len(like), STRENGTHS[0][0] ** 2), (*OPTIONS[0][:2], RESIDUALS[0][0]))))
+            found.append((flat, (np.full(len(like), STRENGTHS[0][0] ** 2), (*OPTIONS[0][:2], RESIDUALS[0][0]))))
         return sorted(found, key=lambda some: -some[0])
 
     def usual_strengths(self) -> list[tuple[float, Strengths]]:
         """Weighted strengths before the first measurement."""
         strengths, weights = np.array(STRENGTHS).T
         variance = np.full(self.grid.width, float((weights * strengths ** 2).sum()))
-        return _kept(OPTION_WEIGHTS / OPTION_WEIGHTS.sum(), variance)
+        return _kept(OPTION_WEIGHTS, variance)
 
     def kernel(self, a: Codes, b: Codes, strengths: Strengths) -> tuple[Floats, Floats]:
         """(len(a), len(b)) kernel as a part without the load and a part that multiplies the similarity of loads."""
@@ -144,7 +146,8 @@ class ValueModel:
                       for i, table in enumerate(self.server_tables)]).reshape(len(variance), len(rows))
         first = np.sqrt(variance) @ u
         pairs = (u.sum(axis=0) ** 2 - (u ** 2).sum(axis=0)) / 2
-        return np.asarray(OVERALL ** 2 + self.prior.loss(rows) ** 2 + share[2] ** 2 + LOAD ** 2 + (1 + share[1]) * first + share[0] * pairs)
+        constant = OVERALL ** 2 + share[2] ** 2 + LOAD ** 2 + self.prior.loss(rows) ** 2
+        return np.asarray(constant + (1 + share[1]) * first + share[0] * pairs)
 
     def load_likeness(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
         """(len(a), len(b)) correlation of the curve over the load between load parts."""
@@ -213,6 +216,7 @@ class Posterior:
 
 def _kept(weights: Floats, variance: Floats) -> list[tuple[float, Strengths]]:
     """The likeliest strengths of interactions, with weights that add up to 1."""
+    weights = weights / weights.sum()
     kept = sorted((some for some in zip(weights.tolist(), OPTIONS, strict=True) if some[0] > LEAST_WEIGHT),
                   reverse=True)[:CANDIDATES]
     total = sum(w for w, _ in kept)

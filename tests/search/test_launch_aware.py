@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pathlib
 import statistics
 from typing import Any
@@ -255,3 +256,68 @@ def test_random_tables_are_solved() -> None:
     runs = [run(random_table(i))[0] for i in range(300, 360)]
     assert sum(r.reached(0.98) is not None for r in runs) >= 0.9 * len(runs)
     assert statistics.median(r.launches for r in runs) < 40
+
+
+def always(signature: str = "same") -> Table:
+    return table([{"when": {}, "log": signature}])
+
+
+@pytest.mark.parametrize("blame", [Blame.UNKNOWN, Blame.CONFIG, Blame.TRANSIENT])
+def test_an_engine_that_always_dies_alike_ends_the_study_after_four_launches(blame: Blame) -> None:
+    found, strategy = run(always(), blame=blame)
+    assert found.launches == 4 and found.stop is not None and found.stop.kind is StopKind.CRASHES
+    assert "the host, the model or the fixed arguments" in found.stop.reason
+    assert len(strategy.memory.servers) == 3  # one of them was retried
+
+
+def test_a_crashed_baseline_is_evidence_like_any_other() -> None:
+    dead = table([{"when": {"mode": "a"}}, {"when": {"mode": "b"}}], [{"when": {"fused": True}, "times": 1.2}])
+    found, _ = run(dead)
+    assert found.final_share > 0.98
+    first, second = [o for o in found.told if o.launch_s > 0][:2]
+    assert all(first.server[name] != value for name, value in second.server.items())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_two_choices_that_are_good_only_together_are_found(seed: int) -> None:
+    deceptive = table([], [{"when": {"mode": "b"}, "times": 0.8}, {"when": {"fused": True}, "times": 0.8},
+                           {"when": {"mode": "b", "fused": True}, "times": 2.2}])
+    assert run(deceptive.shuffled(seed), seed)[0].final_share > 0.98
+
+
+def test_a_space_without_any_effect_is_left_early() -> None:
+    flat = copy.deepcopy(PLAIN) | {"name": "flat"}
+    flat["tokens_per_s"]["factors"] = []
+    assert run(Table(flat))[0].launches <= 14
+
+
+def test_a_crash_of_a_configuration_whose_choices_all_worked_is_retried_once_per_signature() -> None:
+    strategy = LaunchAware(table([]).space)
+    retried = []
+    for _ in range(12):
+        step = launched(strategy)
+        known = all((strategy.memory.passed()[:, i] == code).any()
+                    for i, code in enumerate(strategy.memory.key(step.server)))
+        if known and step.server not in retried and len(strategy.memory.servers) > 3:
+            failed(strategy, step.server, crash(Blame.UNKNOWN, signature="odd"))
+            again = launched(strategy)
+            retried += [step.server] if (again.intent, again.server) == ("retry", step.server) else []
+            answer(strategy, again, 1.0)
+        else:
+            answer(strategy, step, 1.0)
+    assert len(retried) == 1
+
+
+def test_a_crash_that_costs_hours_is_not_bought_twice() -> None:
+    hangs = table([{"when": {"mode": "b"}, "after_s": 7200}, {"when": {"fused": True}, "after_s": 7200}],
+                  [{"when": {"depth": 8}, "times": 1.2}])
+    found, _ = run(hangs)
+    assert found.crashed <= 2 and found.final_share > 0.98
+
+
+def test_numbers_mean_the_same_in_any_order() -> None:
+    space = table([]).space
+    depth = next(p for p in space.params if p.name == "depth")
+    turned = dataclasses.replace(space, params=tuple(
+        dataclasses.replace(p, choices=(8, 2, 4)) if p is depth else p for p in space.params))
+    assert [p.choices for p in LaunchAware(turned).grid.params] == [p.choices for p in LaunchAware(space).grid.params]
