@@ -109,7 +109,7 @@ def forecast_launches(memory: Observations, beliefs: Sequence[Belief], crashes: 
     usual_s = costs.launch_s + USUAL_LOADS * costs.measure_s
     crash_s = np.maximum(CRASH_WEIGHT * costs.launch_s, crashes.crash_cost_s(rows, costs.crash_s))
     cost_s = chance * usual_s + (1 - chance) * crash_s
-    price = np.maximum(1.0, cost_s / usual_s) ** 0.5
+    price = np.maximum(1.0, cost_s / usual_s) ** 0.75
     survived, hopeful = upper * (serving > SURVIVED), serving * (upper > 0)
     return Forecast(rows, chance, hopeful.max(axis=1), gains, gains.max(axis=1), survived.max(axis=1),
                     upper.max(axis=1), cost_s, price,

@@ -28,7 +28,8 @@ PAIR_GAIN = 0.001  # expected gain of trying two choices together for the first 
 NEW = 1  # choices per launch that never came up, so that a crash identifies its cause
 CENTRES = 4  # best configurations around which a large space is sampled
 CHECK_CHANCE = 0.6  # least chance of a launch that covers pairs before the end
-DOUBT = (0.1, 0.5, 0.3, 0.02)  # what a check assumes at least: sd of effects, shares of pairs and under a load, residual
+CHECK_PRICE = 1.5  # dearest such launch: a hang of an hour is not risked for an unlikely gain
+DOUBT = (0.1, 0.5, 0.3, 0.02)  # a check assumes at least: sd of effects, shares of pairs and under a load, residual
 RENEWED = 0.02  # growth of a large study that triggers new strengths of effects
 LIKELY = 0.5  # least probability that a leader survives the pending launches, for measuring it again
 
@@ -174,7 +175,8 @@ class LaunchAware:
         self._closed = {region.name: region for region in found if region.why is not None}
         stop = regions.stop_reason(self.memory, forecast, worth, least, self._best[:2] if self._best else None,
                                    self._closed, bool(self._busy))
-        doubts = self._sceptical_check(forecast, fresh_pairs) if stop is not None and stop.kind is StopKind.GAIN else None
+        ends = stop is not None and stop.kind is StopKind.GAIN
+        doubts = self._sceptical_check(forecast, fresh_pairs) if ends else None
         if doubts is not None:
             forecast, worth = doubts
         elif stop is not None:
@@ -235,7 +237,8 @@ class LaunchAware:
         The value model cannot know an interaction that it never saw: large effects and interactions rank the launches.
         """
         sceptic = self._sceptic(forecast.rows)
-        worth = np.where((sceptic.survives < CHECK_CHANCE) | (sceptic.gain <= 0), 0.0,
+        dear = sceptic.price > CHECK_PRICE
+        worth = np.where((sceptic.survives < CHECK_CHANCE) | dear | (sceptic.gain <= 0), 0.0,
                          (sceptic.expected + acquisition.LEAST) / sceptic.price * fresh_pairs)
         for region in self._closed.values():
             worth[region.inside] = 0.0

@@ -136,6 +136,9 @@ def _evaluated(forecast: Forecast, crashes: CrashModel, worth: Floats, found: _F
     elif chance * upper / cost_s < alternative:
         why = "the best other launch gains more per second"
         opens = f"other launches gain less than {chance * upper / cost_s * 3600:.1%} an hour"
+    elif float((worth * inside).max()) < least:
+        why = f"its expected gain of {float((worth * inside).max()):.2%} is below the least gain of {least:.1%}"
+        opens = f"its gain times its chance rises above {least:.1%}"
     left = int((inside & (forecast.gain / forecast.cost_s > alternative)).sum())
     return Region(names, inside, part, evidence, chance, upper, cost_s, left, other, why, opens, found.under_load)
 

@@ -90,7 +90,7 @@ def test_a_grid_too_large_to_list_is_refused() -> None:
 def test_the_benchmark_runs_any_table_of_the_format(tmp_path: pathlib.Path) -> None:
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(PLAIN))
     done = subprocess.run([sys.executable, "-m", "tests.benchmarks.search", str(tmp_path / "own.yaml"), "--seeds", "2",
-                           "--hours", "1", "--strategies", "launch_aware,random", "--json"],
+                           "--hours", "1", "--strategies", "launch_aware,random", "--shuffle", "--json"],
                           capture_output=True, text=True, check=True, cwd=ROOT)
     rows = json.loads(done.stdout)["rows"]
     assert [(r["table"], r["strategy"], r["seeds"]) for r in rows] == [
