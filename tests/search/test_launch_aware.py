@@ -323,6 +323,6 @@ def test_numbers_mean_the_same_in_any_order() -> None:
 def test_a_shuffled_table_has_the_same_optimum_in_another_order() -> None:
     of = table([], [{"when": {"mode": "b"}, "times": 1.2}])
     turned = of.shuffled(1)
-    assert turned.optimum == (dict(of.optimum[0]), pytest.approx(of.optimum[1]))
+    assert turned.optimum[0] == of.optimum[0] and turned.optimum[1] == pytest.approx(of.optimum[1])
     assert [list(of.params), *of.params.values()] != [list(turned.params), *turned.params.values()]
     assert turned.params == of.shuffled(1).params
