@@ -55,6 +55,7 @@ class Observations:
         self._limit_noise: dict[tuple[Key, int], Floats] = {}
         self.last_good: Key | None = None
         self.retries = Retries()
+        self._worked: set[tuple[int, int]] = set()  # (column, code) of choices of servers that came up
         self.doubtful: Key | None = None  # its crash may be chance: transient, or each of its choices had come up
         self.environment: list[tuple[int, Key, Crash]] = []  # (earlier launches that came up, server, crash)
 
@@ -78,6 +79,7 @@ class Observations:
         server.came_up = True
         if observation.launch_s > 0:
             self.doubtful = None
+            self._worked.update(enumerate(server.row.tolist()))
             self.passes += 1
             self.retries.started(key, None)
         self.last_good = key
@@ -108,8 +110,7 @@ class Observations:
         tail = self.grid.load_rows[load] if load is not None else np.full(len(self.grid.load_params), -1, np.int16)
         self.failures.append((key, Failure(np.concatenate([server.row, tail]), crash, observation.trial,
                                             loaded=load is not None, cost_s=observation.cost_s)))
-        came_up = self.passed()
-        known = bool(len(came_up)) and bool((came_up == server.row).any(axis=0).all())
+        known = all(at in self._worked for at in enumerate(server.row.tolist()))
         dear = self.launch_s and observation.cost_s > DEAR * float(np.mean(self.launch_s))
         if load is None and not server.came_up and self.retries.left(crash.signature) and (
                 crash.blame is Blame.TRANSIENT or known and crash.blame is not Blame.ENVIRONMENT and not dear):
