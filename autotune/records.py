@@ -100,13 +100,18 @@ class Crash(msgspec.Struct, frozen=True, omit_defaults=True, tag="crash"):
 
 
 class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Percentiles of a latency in milliseconds over the `n` requests of a window."""
+    """Percentiles of a latency in milliseconds over the `n` requests of a window.
+
+    `errors`: standard error of each figure, as a share of it, by name; none from a single request.
+    """
 
     p50: Number
     p90: Number
     p99: Number
     mean: Number
     n: Count | None = None
+    p95: Number | None = None
+    errors: Mapping[str, Number] = {}
 
 
 class Energy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -190,13 +195,14 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True, tag="measurem
 class Score(msgspec.Struct, frozen=True, omit_defaults=True):
     """Objective value of a measurement, and the share of each limit that it uses (measured / limit).
 
-    A ratio above 1 breaks its limit. `value` is None when the objective was not measured. A score with
-    `reasons` (validity codes) must not be compared with others.
+    A ratio above 1 breaks its limit. `ratio_errors`: standard errors of ratios, where known. `value` is None when the
+    objective was not measured. A score with `reasons` (validity codes) must not be compared with others.
     """
 
     value: Number | None
     ratios: Mapping[str, Number] = {}
     reasons: tuple[str, ...] = ()
+    ratio_errors: Mapping[str, Number] = {}
 
     @property
     def violated(self) -> tuple[str, ...]:

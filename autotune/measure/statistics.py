@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.loadgen.result import Reply
+from autotune.measure.limits import QUANTILES
 from autotune.records import Percentiles
 
 Floats = npt.NDArray[np.float64]
@@ -61,13 +62,25 @@ def tokens_between(arrivals: tuple[Floats, Floats], edges: Sequence[float]) -> l
 
 
 def percentiles(seconds: Sequence[float | None] | Floats) -> Percentiles | None:
-    """Percentiles in ms of durations in s, without unknown ones; None if there is none."""
+    """Percentiles in ms of durations in s with their standard errors, without unknown ones; None if there is none.
+
+    Requests count as independent. Errors of percentiles: Maritz and Jarrett 1978, the spread of order statistics whose
+    ranks are Beta(n q, n (1 - q)), by 400 fixed draws.
+    """
     values = np.asarray(seconds, dtype=np.float64) * 1000
     values = values[~np.isnan(values)]
     if not values.size:
         return None
-    p50, p90, p99 = np.percentile(values, [50, 90, 99])
-    return Percentiles(p50=float(p50), p90=float(p90), p99=float(p99), mean=float(values.mean()), n=int(values.size))
+    values.sort()
+    n = values.size
+    found = {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()} | {"mean": float(values.mean())}
+    errors: dict[str, float] = {}
+    if n > 1:
+        draw = np.random.default_rng(0).beta
+        errors = {name: float(np.std(np.quantile(values, draw((n + 1) * q, (n + 1) * (1 - q), 400))))
+                  for name, q in QUANTILES.items()} | {"mean": float(values.std(ddof=1)) / math.sqrt(n)}
+    return Percentiles(**found, n=int(n), errors={name: error / found[name] for name, error in errors.items()
+                                                  if found[name] > 0})
 
 
 def gaps(replies: Sequence[Reply], start: float, end: float) -> Floats:

@@ -20,7 +20,7 @@ FIGURES = {
     "accept_length": ("Acceptance length", "tok/step"), "output_agreement": ("Output agreement", ""),
     "error_rate": ("Error rate", ""),
 }
-LATENCY = re.compile(r"(ttft|tpot|itl|e2e)_(p50|p90|p99|mean)_ms")
+LATENCY = re.compile(r"(ttft|tpot|itl|e2e)_(p50|p90|p95|p99|mean)_ms")
 
 
 class Tested(NamedTuple):

@@ -135,6 +135,9 @@ class LaunchAware:
             if self.memory.uncertain(key, load) and (not self._busy or acquisition.chance_to_stay_best(
                     value, self._beliefs[0][1], *self._pending()) >= LIKELY):
                 return load  # a new leader is measured again: luck makes leaders
+        if server is not None and (undecided := self.memory.promising(
+                key, self._best[2] if self._best is not None else -math.inf)) is not None:
+            return undecided  # noise may have put it over a limit
         if self._beliefs:
             again = acquisition.repeats(self.memory, self._beliefs[0][1], key)
             gains = np.maximum(np.maximum(gains, self._sceptic(row).gains[0]), again)

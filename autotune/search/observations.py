@@ -19,6 +19,8 @@ Key = tuple[int, ...]
 LEAST_NOISE = 0.002
 MOST_INVALID = 2  # invalid measurements of a configuration before it is given up
 MOST_REPEATS = 3  # measurements of one configuration
+MOST_STRADDLING = 6  # the same, of one that may keep or break a limit
+STRADDLES = 1.645  # standard errors of a ratio within which its limit is undecided (90 %)
 SURE = 0.01  # relative standard error below which a leader is not measured again
 MANY = 160  # most configurations given to the value model, whose cost grows with their cube
 MANY_CRASHES, OF_ONE_KIND = 60, 10  # most crashes given to the crash model, in all and per signature: the newest
@@ -51,6 +53,7 @@ class Observations:
         self.limits: list[str] = []
         self._feasible: tuple[int, list[tuple[Key, int]]] = (0, [])
         self._points: dict[tuple[Key, int], tuple[Floats, float]] = {}
+        self._limit_noise: dict[tuple[Key, int], Floats] = {}
         self.last_good: Key | None = None
         self.retries = Retries()
         self._worked: set[tuple[int, int]] = set()  # (column, code) of choices of servers that came up
@@ -157,14 +160,27 @@ class Observations:
                    and all(self.grid.server(server.row).get(name) in values for name, values in when.items())
                    for server in self.servers.values())
 
-    def ratios(self, key: Key, load: int) -> tuple[Floats, float]:
-        """(limits,) mean log of measured / limit of a configuration, and the sd of its noise."""
-        y, noise = self._points[key, load]
-        return y[1:], noise
+    def ratios(self, key: Key, load: int) -> tuple[Floats, Floats]:
+        """(limits,) mean log of measured / limit of a configuration, and the sd of the noise of each."""
+        return self._points[key, load][0][1:], self._limit_noise[key, load]
 
     def uncertain(self, key: Key, load: int) -> bool:
         """True if a configuration's mean is uncertain and another measurement is allowed."""
-        return self._points[key, load][1] > SURE and len(self.servers[key].values[load]) < MOST_REPEATS
+        few = len(self.servers[key].values[load]) < MOST_REPEATS
+        return self._points[key, load][1] > SURE and few or self.straddles(key, load)
+
+    def straddles(self, key: Key, load: int) -> bool:
+        """True if stated errors leave open whether a limit is kept, and another measurement is allowed."""
+        ratios, noise = self.ratios(key, load)
+        seen = self.servers[key].values[load]
+        return any(m.ratio_errors for m in seen) and len(seen) < MOST_STRADDLING \
+            and bool((ratios < STRADDLES * noise).all() and (abs(ratios) < STRADDLES * noise).any())
+
+    def promising(self, key: Key, above: float) -> int | None:
+        """A load part measured on a server above a log objective that may keep its limits; None without any."""
+        at = [(self._points[key, load][0][0], load) for load in self.servers[key].values if (key, load) in self._points]
+        return next((load for value, load in sorted(at, reverse=True) if value > above and self.straddles(key, load)),
+                    None)
 
     def served(self) -> Codes:
         """(n, D) codes of configurations measured without a crash."""
@@ -206,15 +222,24 @@ class Observations:
         if valid:
             y = np.mean([[math.log(m.value or 1.0), *_ratios(m, self.limits)] for m in valid], axis=0)
             noise = sum(m.relative_noise or NOISE for m in valid) / len(valid)
-            self._points[key, load] = (y, max(LEAST_NOISE, noise / math.sqrt(len(valid))))
+            sd = max(LEAST_NOISE, noise / math.sqrt(len(valid)))
+            self._points[key, load] = (y, sd)
+            self._limit_noise[key, load] = np.array([_ratio_noise(valid, name, sd) for name in self.limits])
 
     def feasible(self) -> list[tuple[Key, int]]:
-        """Configurations that kept every limit in the majority of their valid measurements."""
+        """Configurations that kept every limit in the majority of their valid measurements; where ratios have errors,
+        in the mean of them."""
         if self._feasible[0] != self.count:
             self._feasible = self.count, [
                 (key, load) for key, server in self.servers.items() for load, seen in server.values.items()
-                if sum(1 if m.feasible else -1 for m in seen if m.value is not None and m.value > 0) > 0]
+                if (key, load) in self._points and self._keeps_limits(key, load, seen)]
         return self._feasible[1]
+
+    def _keeps_limits(self, key: Key, load: int, seen: list[Measured]) -> bool:
+        valid = [m for m in seen if m.value is not None and m.value > 0]
+        if any(m.ratio_errors for m in valid):
+            return bool((self.ratios(key, load)[0] <= 0).all())
+        return sum(1 if m.feasible else -1 for m in valid) > 0
 
 
 def _informative(values: Floats) -> list[int]:
@@ -248,3 +273,10 @@ def _ratios(measured: Measured, limits: list[str]) -> list[float]:
     """Log of measured / limit for each name."""
     unnamed = -0.1 if measured.feasible or measured.violations else 0.1
     return [math.log(max(1e-6, measured.ratios.get(name, 0.9))) if name else unnamed for name in limits]
+
+
+def _ratio_noise(valid: list[Measured], name: str, sd: float) -> float:
+    """Sd of the mean log ratio of a limit: from the stated errors, else `sd`."""
+    errors = [m.ratio_errors[name] / max(1e-6, m.ratios[name]) for m in valid
+              if name in m.ratio_errors and name in m.ratios]
+    return max(LEAST_NOISE, math.hypot(*errors) / len(errors)) if errors else sd

@@ -30,7 +30,7 @@ ALONE, BESIDE = "alone", "beside"
 OUTCOME = "outcome"
 FIGURES = ("tokens_per_s", "tokens_per_j", "accept_length", "window_s", "output_tokens", "requests", "errors",
            "error_rate", "prompt_tokens", "relative_error", "output_agreement", "client_cpu_share")
-LATENCIES, QUANTILES = ("ttft", "tpot", "itl", "e2e"), ("p50", "p90", "p99", "mean")
+LATENCIES, QUANTILES = ("ttft", "tpot", "itl", "e2e"), ("p50", "p90", "p95", "p99", "mean")
 
 
 class LaunchFacts(msgspec.Struct, frozen=True, omit_defaults=True):

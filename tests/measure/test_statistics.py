@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from autotune.measure.statistics import relative_half_width, student_t, student_t_cdf
+from autotune.measure.statistics import percentiles, relative_half_width, student_t, student_t_cdf
 
 
 @pytest.mark.parametrize(("p", "freedom", "t"), [
@@ -53,3 +54,13 @@ def test_nothing_is_claimed_from_too_little() -> None:
     assert relative_half_width([0.0] * 9, [1.0] * 9) is None
     assert relative_half_width([1.0] * 9, [0.0] * 9) is None
     assert relative_half_width([1.0] * 9, [1.0] * 9) == 0.0
+
+
+def test_the_errors_of_percentiles_are_their_spread_from_window_to_window() -> None:
+    rng = np.random.default_rng(3)
+    windows = [percentiles(rng.lognormal(0, 0.2, 400)) for _ in range(150)]
+    found = [w for w in windows if w is not None]
+    for name in ("p50", "p90", "p95", "p99", "mean"):
+        spread = float(np.std([getattr(w, name) for w in found]) / np.mean([getattr(w, name) for w in found]))
+        assert float(np.mean([w.errors[name] for w in found])) == pytest.approx(spread, rel=0.3), name
+    assert (alone := percentiles([1.0])) is not None and alone.errors == {}

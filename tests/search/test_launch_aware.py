@@ -13,7 +13,9 @@ import pytest
 from autotune.cli.verbs import make_strategy
 from autotune.config.compose import load
 from autotune.records import Blame, Config, Crash, Stage, config_key
+from autotune.search.grid import Grid
 from autotune.search.launch_aware import LaunchAware
+from autotune.search.observations import Observations
 from autotune.search.strategy import Launch, Limits, Measured, Observation, Stop, StopKind
 from tests.search.generate import random_table
 from tests.search.simulate import Run, simulate
@@ -326,3 +328,24 @@ def test_a_shuffled_table_has_the_same_optimum_in_another_order() -> None:
     assert turned.optimum[0] == of.optimum[0] and turned.optimum[1] == pytest.approx(of.optimum[1])
     assert [list(of.params), *of.params.values()] != [list(turned.params), *turned.params.values()]
     assert turned.params == of.shuffled(1).params
+
+
+def test_a_measurement_that_straddles_its_limit_is_repeated_and_the_mean_decides() -> None:
+    space = table([]).space
+    memory, far = Observations(Grid(space)), Observations(Grid(space))
+    server, load = space.split(space.baseline)
+
+    def tell(ratio: float) -> None:
+        measured = Measured(1.0, ratio <= 1, {"ttft_p99_ms": ratio}, 0.005, {"ttft_p99_ms": 0.05})
+        memory.add(Observation(server, load, measured, 40.0, 0.0))
+
+    key, at = memory.key(server), memory.grid.load_index(load)
+    tell(1.03)
+    assert memory.feasible() == [] and memory.promising(key, -1.0) == at and memory.promising(key, 1.0) is None
+    tell(0.90)
+    assert memory.feasible() == [(key, at)] and memory.uncertain(key, at)
+    for _ in range(4):
+        tell(0.97)
+    assert memory.feasible() == [(key, at)] and not memory.straddles(key, at)  # six are enough
+    far.add(Observation(server, load, Measured(1.0, False, {"ttft_p99_ms": 1.2}, 0.005, {"ttft_p99_ms": 0.05}), 40.0))
+    assert not far.straddles(key, at) and far.feasible() == []
