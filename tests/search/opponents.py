@@ -7,6 +7,8 @@ which its TPE ignores, instead of PRUNED; `smac` is SMAC3 (extra `bench`), with 
 from __future__ import annotations
 
 import math
+import pathlib
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 from autotune.records import Config, Crash, config_key
@@ -60,7 +62,9 @@ class Smac:
         choices = ConfigurationSpace(seed=seed)
         choices.add([Categorical(p.name, list(range(len(p.choices))), ordered=p.numeric,
                                  default=self._code(p.name, space.baseline)) for p in space.params])
-        scenario = Scenario(choices, deterministic=False, n_trials=5000, seed=seed)
+        self._folder = tempfile.TemporaryDirectory(prefix="smac-")  # SMAC3 writes its run there
+        scenario = Scenario(choices, deterministic=False, n_trials=5000, seed=seed,
+                            output_directory=pathlib.Path(self._folder.name))
         self._facade: Any = Facade(scenario, lambda config, seed: 0.0, overwrite=True, logging_level=False,
                                    initial_design=Facade.get_initial_design(
                                        scenario, n_configs=8, additional_configs=[choices.get_default_configuration()]),
