@@ -93,15 +93,15 @@ def forecast_launches(memory: Observations, beliefs: Sequence[Belief], crashes: 
                 high = high * (ratio < UPPER * seen.sd)
             gains, upper = gains + some, np.maximum(upper, high)
     gains, upper = gains * serving, upper * allowed
+    chance = crashes.chance(rows)
     for i, key in enumerate(map(tuple, rows.tolist())):
         server = memory.servers.get(key)
-        if key in busy or (server is not None and memory.dead(server)):
+        if key in busy or (server is not None and memory.dead(server, float(chance[i]))):
             gains[i] = upper[i] = 0.0
         elif server is not None:
             gone = sorted(memory.settled(server))
             gains[i, gone] = upper[i, gone] = 0.0
     costs = Costs.of(memory)
-    chance = crashes.chance(rows)
     if past is not None:
         unseen = crashes.unseen(rows)
         combined = np.where(unseen < UNTRIED, past.chance(rows), unseen)

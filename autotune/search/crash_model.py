@@ -31,7 +31,8 @@ SELF_ONLY = 0.004  # probability that only the whole configuration explains a cr
 BY_CHANCE = 0.03  # that no choice does: the fault strikes any launch
 SHARED = 0.05  # that two unrelated faults have one signature
 SEVERAL = 0.3  # factor for each further choice of a parameter in one hypothesis
-ALWAYS = ((1.0, 0.85), (0.5, 0.1), (0.15, 0.05))  # (crash rate of a faulty configuration, share of such faults)
+# (crash rate of a faulty configuration, share of such faults)
+ALWAYS = ((1.0, 0.85), (0.5, 0.06), (0.3, 0.05), (0.15, 0.04))
 KEPT = 150  # hypotheses kept for a group
 
 

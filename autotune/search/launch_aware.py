@@ -27,8 +27,8 @@ from autotune.space.space import Space
 PAIR_GAIN = 0.001  # expected gain of trying two choices together for the first time
 NEW = 1  # choices per launch that never came up, so that a crash identifies its cause
 CENTRES = 4  # best configurations around which a large space is sampled
-CHECK_CHANCE = 0.6  # least chance of a launch that covers pairs before the end
-CHECK_PRICE = 1.5  # dearest such launch: a hang of an hour is not risked for an unlikely gain
+CHECK_CHANCE = 0.6  # least chance of a launch that covers pairs before the end, as a share of the best one
+CHECK_PRICE = 2.5  # dearest such launch: a hang of an hour is not risked for an unlikely gain
 DOUBT = (0.1, 0.5, 0.3, 0.02)  # a check assumes at least: sd of effects, shares of pairs and under a load, residual
 RENEWED = 0.02  # growth of a large study that triggers new strengths of effects
 LIKELY = 0.5  # least probability that a leader survives the pending launches, for measuring it again
@@ -241,7 +241,7 @@ class LaunchAware:
         """
         sceptic = self._sceptic(forecast.rows)
         dear = sceptic.price > CHECK_PRICE
-        worth = np.where((sceptic.survives < CHECK_CHANCE) | dear | (sceptic.gain <= 0), 0.0,
+        worth = np.where((sceptic.survives < CHECK_CHANCE * sceptic.survives.max()) | dear | (sceptic.gain <= 0), 0.0,
                          (sceptic.expected + acquisition.LEAST) / sceptic.price * fresh_pairs)
         for region in self._closed.values():
             worth[region.inside] = 0.0

@@ -11,7 +11,7 @@ import numpy as np
 from autotune.records import Blame, Config, Crash, Stage, Value
 from autotune.search.crash_model import Failure
 from autotune.search.grid import Codes, Floats, Grid
-from autotune.search.retries import Retries
+from autotune.search.retries import MOST_STARTS, Retries
 from autotune.search.strategy import Measured, Observation
 from autotune.search.value_model import Data
 
@@ -24,6 +24,7 @@ STRADDLES = 1.645  # standard errors of a ratio within which its limit is undeci
 SURE = 0.01  # relative standard error below which a leader is not measured again
 MANY = 160  # most configurations given to the value model, whose cost grows with their cube
 MANY_CRASHES, OF_ONE_KIND = 60, 10  # most crashes given to the crash model, in all and per signature: the newest
+BY_CHANCE = 0.5  # least probability to come up for another launch of a crashed server
 DEAR = 2.0  # cost of a crash in launches that no retry is worth
 NOISE = 0.02  # relative standard deviation of a measurement that does not state its own
 
@@ -89,15 +90,17 @@ class Observations:
         server.values.setdefault(load, []).append(observation.outcome)
         self._summarise(key, load)
 
-    def dead(self, server: Server) -> bool:
+    def dead(self, server: Server, chance: float = 0.0) -> bool:
         """True if a server part crashed at its start and gets no further launch.
 
-        A server that came up at another time, and one whose crashes strike by chance, may be launched again.
+        A server that came up at another time may be launched again, and so may one whose crashes struck by chance: its
+        signatures came up on a retry, or the crash model expects it to come up with the probability `chance`.
         """
         crashes = server.launch_crashes
         if not crashes or server.came_up:
             return len(crashes) > 1
-        return not self.retries.worthwhile(tuple(server.row.tolist()))
+        return len(crashes) >= MOST_STARTS or not (
+            chance >= BY_CHANCE or self.retries.worthwhile(tuple(server.row.tolist())))
 
     def settled(self, server: Server) -> set[int]:
         """Load parts that need no measurement on a server: measured, twice invalid, or the server's crash."""
