@@ -96,8 +96,8 @@ def relative_half_width(gains: Sequence[float], costs: Sequence[float], confiden
 
     `gains` and `costs` are the tokens, and the joules or seconds, of successive blocks of equal time. Method: the ratio
     estimator's residuals, averaged over batches of blocks (non-overlapping batch means, Law and Carson 1979), inflated
-    by (1 + r) / (1 - r) for the correlation r that remains between neighbouring batches, with Student's t. None with
-    fewer than 8 blocks, or when nothing was gained or spent.
+    by (1 + r) / (1 - r) for the correlation r that remains between neighbouring batches, with Student's t of as many
+    independent batches. None with fewer than 8 blocks, or when nothing was gained or spent.
     """
     n = len(gains)
     if n < MIN_BLOCKS or n != len(costs) or sum(gains) <= 0 or sum(costs) <= 0:
@@ -116,7 +116,23 @@ def relative_half_width(gains: Sequence[float], costs: Sequence[float], confiden
     r = sum(a * b for a, b in zip(spread, spread[1:], strict=False)) / square
     r = max(0.0, min(0.9, r + (1 + 3 * r) / batches))  # corrected for its bias in short series (Kendall 1954)
     variance = square / (batches - 1) / batches * (1 + r) / (1 - r)
-    return student_t(0.5 + confidence / 2, batches - 1) * math.sqrt(variance) / (ratio * sum(costs) / n)
+    freedom = max(2, min(batches - 1, round(batches * (1 - r) / (1 + r))))
+    return student_t(0.5 + confidence / 2, freedom) * math.sqrt(variance) / (ratio * sum(costs) / n)
+
+
+def halves_differ(gains: Sequence[float], costs: Sequence[float], share: float) -> bool:
+    """True if the two halves of a window differ by more than `share` and by more than their noise explains.
+
+    Noise: twice the 99 % half-width of the mean, of blocks without their linear trend. False below 16 blocks.
+    """
+    n = len(gains)
+    if n < 2 * MIN_BLOCKS or min(costs) <= 0:
+        return False
+    speed, t = np.asarray(gains) / np.asarray(costs), np.arange(n) - (n - 1) / 2
+    level = speed - t * float(t @ speed) / float(t @ t)
+    noise = relative_half_width(level.tolist(), [1.0] * n, confidence=0.99)
+    first, second = float(speed[:n // 2].mean()), float(speed[n - n // 2:].mean())
+    return noise is not None and abs(second - first) > max(share, 2 * noise) * float(speed.mean())
 
 
 def student_t_cdf(t: float, freedom: int) -> float:

@@ -21,7 +21,14 @@ from autotune.loadgen.result import NO_FAILURES, LoadFailure, Reply, Tick, write
 from autotune.loadgen.workload import LoadOrder, LoadSpec, Target
 from autotune.measure.limits import Limits
 from autotune.measure.metrics import MetricsReader
-from autotune.measure.statistics import gaps, percentiles, relative_half_width, token_arrivals, tokens_between
+from autotune.measure.statistics import (
+    gaps,
+    halves_differ,
+    percentiles,
+    relative_half_width,
+    token_arrivals,
+    tokens_between,
+)
 from autotune.power.meter import DeviceLost, Meter, Reading
 from autotune.records import Measurement
 from autotune.utils.http import BadAnswer, NoAnswer
@@ -189,6 +196,8 @@ class _Run:
         start, end = pulses[0].t, pulses[-1].t
         blocks = tokens_between(token_arrivals(replies), [p.t for p in pulses])
         half = relative_half_width(blocks, [b.spent(a) for a, b in pairwise(pulses)])
+        if halves_differ(blocks, [b.t - a.t for a, b in pairwise(pulses)], self.settings.drift / 2):
+            reasons.append("drifted")
         ended = [r for r in replies if r.ended is not None and start <= r.ended < end]
         ok, failed = [r for r in ended if r.ok], [r for r in ended if r.failed]
         if len(ok) < self.settings.min_requests:
