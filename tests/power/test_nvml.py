@@ -129,8 +129,10 @@ def test_short_windows_lost_gpus_and_gpus_that_cannot_be_measured_are_reported(f
 def test_samples_are_written_as_they_come(found: dict[str, Any]) -> None:
     with (found["folder"] / "GPU-good.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) > 20 and {row["device"] for row in rows} == {"GPU-good"}
-    assert {float(row["watts"]) for row in rows} == {300.0} and {row["temperature_c"] for row in rows} == {"61"}
+    assert {row["device"] for row in rows} == {"GPU-good"}
+    known = [row for row in rows if row["watts"]]  # a sample that came late on a busy machine has no power of its own
+    assert len(known) > 20
+    assert {float(row["watts"]) for row in known} == {300.0} and {row["temperature_c"] for row in known} == {"61"}
     with (found["folder"] / "GPU-untraced.csv").open() as file:
         assert {row["watts"] for row in csv.DictReader(file)} == {""}  # unknown, not 0
 
