@@ -25,6 +25,11 @@ Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300, description="a finit
 Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1, description="a whole number")]
 
 
+# Percentiles of a latency by name, and the figures that are known of each latency.
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+STATISTICS = (*QUANTILES, "mean")
+
+
 class AutotuneError(Exception):
     """Our own failure. The message is one line and says what to do. Exit code 1."""
 
@@ -221,6 +226,11 @@ def _ratio(of: float | None, by: float | None) -> float | None:
     if of is None or by is None or by <= 0:
         return None
     return found if math.isfinite(found := of / by) else None
+
+
+def exact(value: Value | None) -> tuple[bool, Value | None]:
+    """A key that distinguishes True from 1."""
+    return isinstance(value, bool), value
 
 
 def config_key(config: Config) -> str:

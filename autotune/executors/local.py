@@ -83,22 +83,20 @@ class LocalServer(RunningServer):
 
     def measure(self, load: Config, label: int | str) -> Measurement | Crash:
         """See RunningServer. Measured once more on the warm server: a window that must not be compared (unsteady,
-        disturbed) or whose load client died; twice more: an outcome during which the machine was suspended."""
+        disturbed) or whose load client died; twice more: an outcome during which the machine was suspended.
+
+        Raises HostCannotRun when other programs still disturb it after `power.wait_s`."""
         outcome, began = self._tries(load, label), time.monotonic()
         settings = self.executor.power or self.executor.settings.power
+        others = HostLoad(ProcessTree(self.server.pid) if self.server.pid is not None else None, settings.others)
         while settings.wait_s and BUSY in _reasons(self.executor, outcome) and self.server.alive:
-            tree = ProcessTree(self.server.pid) if self.server.pid is not None else None
-            others = HostLoad(tree, settings.others)
             self.progress("waiting for other programs", self.server.after_s)
-            busy = others.wait(began + settings.wait_s - time.monotonic(), self._waiting)
-            if busy:
+            if busy := others.wait(began + settings.wait_s - time.monotonic(),
+                                   lambda said: self.progress(f"waiting: {said}", self.server.after_s)):
                 raise HostCannotRun(f"{busy}. The last window was measured but is not comparable ({BUSY}), also after "
                                     f"power.wait_s={settings.wait_s:g} s: end them and resume, or raise power.others")
             outcome = self._tries(load, label)
         return outcome
-
-    def _waiting(self, text: str) -> None:
-        self.progress(f"waiting: {text}", self.server.after_s)
 
     def _tries(self, load: Config, label: int | str) -> Measurement | Crash:
         if self.slot is not None:

@@ -54,7 +54,7 @@ class AgreementSettings:
     ratio: Annotated[float, Meta(ge=1, description="a number of at least 1")]
     alpha: Annotated[float, Meta(gt=0, lt=0.5, description="a number above 0 and below 0.5")]
     timeout_s: Positive
-    budget_s: Positive = math.inf
+    budget_s: Positive
 
 
 class Output(NamedTuple):

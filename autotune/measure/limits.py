@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from autotune.loadgen.result import Reply
-from autotune.records import Measurement, Percentiles, UsageError
+from autotune.records import QUANTILES, STATISTICS, Measurement, Percentiles, UsageError
 
 # Ratio of a limit that could not be checked: broken, and no better than twice the limit.
 UNKNOWN = 2.0
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 def requests_needed(share: float, confidence: float = 0.95) -> int:
@@ -73,7 +72,7 @@ FIGURES: Mapping[str, Figure] = {
     **{f"{name}_{which}_ms": Figure(_percentile(name, which), of_request, _percentile_error(name, which),
                                     gaps=name == "itl",
                                     requests=requests_needed(QUANTILES[which]) if which in QUANTILES else 0)
-       for name, of_request in LATENCIES.items() for which in ("p50", "p90", "p95", "p99", "mean")}, **OTHERS}
+       for name, of_request in LATENCIES.items() for which in STATISTICS}, **OTHERS}
 
 
 class Limits:
@@ -83,7 +82,7 @@ class Limits:
         for name, value in limits.items():
             if name not in FIGURES:
                 raise UsageError(f"limits: unknown limit {name}; known: {', '.join(OTHERS)} and "
-                                 "<ttft|tpot|itl|e2e>_<p50|p90|p95|p99|mean>_ms")
+                                 f"<{'|'.join(LATENCIES)}>_<{'|'.join(STATISTICS)}>_ms")
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not 0 <= value < float("inf") or (value == 0 and name != "error_rate"):
                 raise UsageError(f"limits: {name}={value!r} must be a number above 0")

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.loadgen.result import Reply
-from autotune.measure.limits import QUANTILES
-from autotune.records import Percentiles
+from autotune.records import QUANTILES, Percentiles
 
 Floats = npt.NDArray[np.float64]
 MIN_BLOCKS = 8

@@ -48,7 +48,7 @@ class PowerSettings:
     max_gap_s: float
     tolerance: float
     others: Share
-    wait_s: NotNegative = 0.0
+    wait_s: NotNegative
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ CRASH_WEIGHT = 0.5  # least cost of a crash as a share of a launch: it is shorte
 UNTRIED = 0.99  # past studies count where the probability of no new crash cause is below this
 DEFAULT_LAUNCH_S = 300.0
 DEFAULT_MEASURE_S = 30.0
+DEARNESS = 0.75  # a launch of c times the usual cost must gain c to this power times as much
 USUAL_LOADS = 2  # load parts per launch, for its expected cost
 
 
@@ -109,7 +110,7 @@ def forecast_launches(memory: Observations, beliefs: Sequence[Belief], crashes: 
     usual_s = costs.launch_s + USUAL_LOADS * costs.measure_s
     crash_s = np.maximum(CRASH_WEIGHT * costs.launch_s, crashes.crash_cost_s(rows, costs.crash_s))
     cost_s = chance * usual_s + (1 - chance) * crash_s
-    price = np.maximum(1.0, cost_s / usual_s) ** 0.75
+    price = np.maximum(1.0, cost_s / usual_s) ** DEARNESS
     survived, hopeful = upper * (serving > SURVIVED), serving * (upper > 0)
     return Forecast(rows, chance, hopeful.max(axis=1), gains, gains.max(axis=1), survived.max(axis=1),
                     upper.max(axis=1), cost_s, price,

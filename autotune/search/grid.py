@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.records import Config, Value
+from autotune.records import Config, Value, exact
 from autotune.space.constraints import Rule
 from autotune.space.space import Param, Space
 
@@ -173,8 +173,3 @@ class Grid:
 def _ordered(param: Param) -> Param:
     """The parameter with numbers in ascending order: neighbours are alike whatever the order they are written in."""
     return dataclasses.replace(param, choices=tuple(sorted(param.choices))) if param.numeric else param
-
-
-def exact(value: Value | None) -> tuple[bool, Value | None]:
-    """A key that distinguishes True from 1."""
-    return isinstance(value, bool), value

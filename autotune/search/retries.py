@@ -13,7 +13,7 @@ MOST_STARTS = 3  # crashed starts of one configuration, whatever their signature
 
 
 class Retries:
-    """What repeated starts of configurations showed, by signature."""
+    """Outcomes of repeated starts of configurations, by signature."""
 
     def __init__(self) -> None:
         self.by_chance: set[str] = set()  # signatures of configurations that came up another time

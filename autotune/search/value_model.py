@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.search.grid import Codes, Floats, Grid, Mask, exact
+from autotune.records import exact
+from autotune.search.grid import Codes, Floats, Grid, Mask
 from autotune.space.space import Param
 
 OVERALL = 1.0  # sd of the unknown level after centring

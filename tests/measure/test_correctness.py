@@ -18,8 +18,8 @@ from tests.loadgen.harness import BUILTIN, OPENAI, SGLANG, target_of
 from tests.utils.test_http import said, serving
 
 SETTINGS = AgreementSettings(prompts=24, output_tokens=64, context_tokens=40, floor=0.002, ratio=2.0, alpha=0.001,
-                             timeout_s=20.0)
-SMALL = AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0)
+                             timeout_s=20.0, budget_s=60.0)
+SMALL = AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0, 60.0)
 
 
 def outputs(folder: pathlib.Path, *arguments: str, api: Api = OPENAI, runs: int = 1) -> list[list[Output]]:

@@ -20,7 +20,8 @@ from autotune.power.meter import MeterUnavailable, NoMeter, Powered, PowerSettin
 from autotune.records import UsageError
 from autotune.utils.validation import convert
 
-SETTINGS = PowerSettings(source="auto", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0)
+SETTINGS = PowerSettings(source="auto", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0,
+                         wait_s=0.0)
 BURN = pathlib.Path(__file__).parent / "burn.py"
 
 

@@ -140,7 +140,7 @@ def test_samples_are_written_as_they_come(found: dict[str, Any]) -> None:
 def test_without_a_driver_auto_goes_on_and_says_why(library: pathlib.Path) -> None:
     code = ("from autotune.power.meter import *\nfrom autotune.power import open_meter\n"
             "s = PowerSettings(source='auto', watts_per_core=5.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05,"
-            " others=1.0)\n"
+            " others=1.0, wait_s=0.0)\n"
             "import os; meter, why = open_meter(s, Powered(os.getpid(), ('GPU-a',)))\nprint(meter.source, why['nvml'])")
     done = run_with(library, None, "-c", code)
     assert "Driver Not Loaded" in done.stdout and done.stdout.split()[0] in ("rapl", "cpu_time"), done.stderr

@@ -145,7 +145,7 @@ def test_whatever_stands_in_a_study_every_reader_copes_or_says_one_line(small: M
                             "type", *Measurement.__struct_fields__, *Crash.__struct_fields__))],
             "study": [*small.study.attrs(), "confirmation", "confirmation_plan", "stop", "neighbours", "unavailable",
                       "barred", "warm_start"]}
-    for _ in range(10):
+    for _ in range(24):
         (small.settings.folder / "study.db").write_bytes(whole)
         kind = rng.choice(sorted(keys))
         edit(small, kind, rng.choice(keys[kind]), rng.choice(ODD))
