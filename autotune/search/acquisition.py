@@ -39,6 +39,11 @@ class Costs(NamedTuple):
     crash_s: float
     measure_s: float
 
+    @property
+    def usual_s(self) -> float:
+        """Of a successful launch with its measurements."""
+        return self.launch_s + USUAL_LOADS * self.measure_s
+
     @classmethod
     def of(cls, memory: Observations) -> Costs:
         launch_s = float(np.mean(memory.launch_s)) if memory.launch_s else DEFAULT_LAUNCH_S
@@ -107,7 +112,7 @@ def forecast_launches(memory: Observations, beliefs: Sequence[Belief], crashes: 
         unseen = crashes.unseen(rows)
         combined = np.where(unseen < UNTRIED, past.chance(rows), unseen)
         chance = chance * (combined / unseen) ** past.trust_in_crashes(memory)
-    usual_s = costs.launch_s + USUAL_LOADS * costs.measure_s
+    usual_s = costs.usual_s
     crash_s = np.maximum(CRASH_WEIGHT * costs.launch_s, crashes.crash_cost_s(rows, costs.crash_s))
     cost_s = chance * usual_s + (1 - chance) * crash_s
     price = np.maximum(1.0, cost_s / usual_s) ** DEARNESS

@@ -56,14 +56,14 @@ class Group:
         rows = np.array([f.row[:self.columns] for f in failures])
         self.atom_column, self.atom_mask, atom_weight = self._atoms(rows)
         self.own = np.array(sorted({tuple(row) for row in rows.tolist()}), dtype=np.int16)
-        crashes = len(self.own)
+        crashes = len(failures)
         likelihood, rates = _strikes(crashes, len(passed)), _strikes(crashes + 1, len(passed))
         common = ENVIRONMENT if all(f.crash.blame is Blame.ENVIRONMENT for f in failures) else COMMON
         sets = _combinations(tuple(self.atom_column[:-2].tolist()))
         size = (sets < len(self.atom_column) - 2).sum(axis=1)
         count = self._hits(passed)[sets].all(axis=1).sum(axis=1)
         count[-1] = 0
-        joint = np.array([SELF_ONLY if crashes == 1 else 0.0, *common])[size] * atom_weight[sets].prod(axis=1)
+        joint = np.array([SELF_ONLY if len(self.own) == 1 else 0.0, *common])[size] * atom_weight[sets].prod(axis=1)
         joint[-2] = BY_CHANCE
         joint = joint * likelihood[count]
         # probability of these crashes and passes over all hypotheses, not normalised over groupings
@@ -127,6 +127,15 @@ class Group:
         return np.array([*columns, -1, -1]), np.array([*masks, *[[False] * widest] * 2]), np.array([*weights, 1.0, 1.0])
 
 
+def _risky(param: Param, seen: Mask) -> Floats:
+    """(choices + 1,) risk of each choice relative to that of a new one; less for numbers between two that came up."""
+    risk = 1.0 - seen
+    if param.numeric and seen[:-1].any():
+        low, high = np.flatnonzero(seen[:-1])[[0, -1]]
+        risk[low:high + 1] *= BETWEEN
+    return np.asarray(risk)
+
+
 def _strikes(crashes: int, most: int) -> Floats:
     """(most + 1,) probability of `crashes` crashes and 0, 1, ... `most` passes of a faulty configuration."""
     passes = np.arange(most + 1)
@@ -186,6 +195,7 @@ def _words(text: str) -> frozenset[str]:
 
 RATE = 0.1  # prior share of faulty single choices
 PAIR_RATE = 0.02  # prior share of faulty pairs
+BETWEEN = 0.3  # risk of a number between two that came up, relative to another new choice
 PRIOR_WEIGHT = 20.0  # weight of RATE, in tested choices
 ELSE = 0.02  # probability that a new configuration crashes for another reason
 UNSEEN_LOAD = 0.03  # crash probability under a load part without any measurement
@@ -214,6 +224,7 @@ class CrashModel:
         self._earlier = {}
         faulty = sum(float(g.weights[g.size == 1].sum()) for g in self.groups if not g.loaded)
         self.seen = [np.isin(np.arange(len(p.choices) + 1), passed[:, i]) for i, p in enumerate(grid.server_params)]
+        self._risky = [_risky(p, s) for p, s in zip(grid.server_params, self.seen, strict=True)]
         tested = float(sum(s.sum() for s in self.seen)) + faulty
         self.rate = (RATE * PRIOR_WEIGHT + faulty) / (PRIOR_WEIGHT + tested)  # posterior share of faulty choices
         self.pair_rate = PAIR_RATE * self.rate / RATE
@@ -263,9 +274,9 @@ class CrashModel:
 
     def unseen(self, servers: Codes) -> Floats:
         """(n,) probability that no unseen cause strikes."""
-        singles = np.stack([~seen[servers[:, i]] for i, seen in enumerate(self.seen)], axis=1)
+        singles = np.sum([self._risky[i][servers[:, i]] for i in range(self.grid.width)], axis=0)
         pairs = ~self._paired[self.grid.pair_codes(servers)]
-        risk = ELSE * pairs.any(axis=1) + self.rate * singles.sum(axis=1) + self.pair_rate * pairs.sum(axis=1)
+        risk = ELSE * pairs.any(axis=1) + self.rate * singles + self.pair_rate * pairs.sum(axis=1)
         return np.asarray(np.exp(-risk))
 
     def new_pairs(self, servers: Codes) -> NDArray[np.intp]:

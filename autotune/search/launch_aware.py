@@ -28,7 +28,7 @@ PAIR_GAIN = 0.001  # expected gain of trying two choices together for the first 
 NEW = 1  # choices per launch that never came up, so that a crash identifies its cause
 CENTRES = 4  # best configurations around which a large space is sampled
 CHECK_CHANCE = 0.6  # least chance of a launch that covers pairs before the end, as a share of the best one
-CHECK_PRICE = 2.5  # dearest such launch: a hang of an hour is not risked for an unlikely gain
+CHECK_PRICE = 1.2  # dearest such launch: a hang of an hour is not risked for an unlikely gain
 DOUBT = (0.1, 0.5, 0.3, 0.02)  # a check assumes at least: sd of effects, shares of pairs and under a load, residual
 RENEWED = 0.02  # growth of a large study that triggers new strengths of effects
 LIKELY = 0.5  # least probability that a leader survives the pending launches, for measuring it again
@@ -141,8 +141,10 @@ class LaunchAware:
         if self._beliefs:
             again = acquisition.repeats(self.memory, self._beliefs[0][1], key)
             gains = np.maximum(np.maximum(gains, self._sceptic(row).gains[0]), again)
-        index = int(np.argmax(gains))
-        if gains[index] >= acquisition.LEAST and gains[index] / Costs.of(self.memory).measure_s >= self._bar:
+        index, costs, bar = int(np.argmax(gains)), Costs.of(self.memory), self._bar
+        if self._best is not None and self._best[0] == key:  # later it would take another launch
+            bar = min(bar, self.limits.gain / costs.usual_s)
+        if gains[index] >= acquisition.LEAST and gains[index] / costs.measure_s >= bar:
             return index
         return acquisition.unfamiliar(self.memory, self._crashes, self._beliefs[0][1], key) if self._beliefs else None
 
@@ -167,7 +169,7 @@ class LaunchAware:
         worth, found = regions.evaluate_regions(forecast, crashes, least, len(self._busy))
         fresh_pairs = crashes.new_pairs(forecast.rows)
         suspect = np.logical_or.reduce([region.inside for region in found], initial=False)
-        together = PAIR_GAIN * forecast.survives * fresh_pairs / forecast.price
+        together = PAIR_GAIN * forecast.survives * fresh_pairs * (forecast.price <= CHECK_PRICE)
         worth = np.where((worth > 0) & ~suspect, worth + together, worth)
         new = crashes.new(forecast.rows)
         if self._busy:
@@ -185,7 +187,8 @@ class LaunchAware:
         elif stop is not None:
             return stop
         pick = int(np.argmax(worth / forecast.cost_s))
-        self._bar = float(worth[pick] / forecast.cost_s[pick])
+        others = float((np.delete(worth, pick) / np.delete(forecast.cost_s, pick)).max(initial=0.0))
+        self._bar = others if doubts is None else least / Costs.of(self.memory).usual_s
         key = tuple(forecast.rows[pick].tolist())
         gain, chance = float(forecast.gain[pick]), float(forecast.chance[pick])
         suspects = " and ".join(r.name for r in found if not r.under_load and r.inside[pick])
@@ -251,8 +254,9 @@ class LaunchAware:
 
     def _sceptic(self, rows: Codes) -> Forecast:
         """Forecast under large effects and interactions; needs a measurement."""
-        variance, _ = self._strengths[0][1]
-        wild = self._value.fit(self.memory.measurements(), (np.maximum(variance, DOUBT[0] ** 2), DOUBT[1:]))
+        likely = self._strengths[0][1]
+        doubt = likely._replace(variance=np.maximum(likely.variance, DOUBT[0] ** 2), share=DOUBT[1:])
+        wild = self._value.fit(self.memory.measurements(), doubt)
         return self._forecast(rows, [(1.0, wild)], self._busy)
 
     def _candidates(self) -> Codes:

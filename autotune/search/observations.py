@@ -11,7 +11,7 @@ import numpy as np
 from autotune.records import Blame, Config, Crash, Stage, Value
 from autotune.search.crash_model import Failure
 from autotune.search.grid import Codes, Floats, Grid
-from autotune.search.retries import MOST_STARTS, Retries
+from autotune.search.retries import Retries
 from autotune.search.strategy import Measured, Observation
 from autotune.search.value_model import Data
 
@@ -99,8 +99,7 @@ class Observations:
         crashes = server.launch_crashes
         if not crashes or server.came_up:
             return len(crashes) > 1
-        return len(crashes) >= MOST_STARTS or not (
-            chance >= BY_CHANCE or self.retries.worthwhile(tuple(server.row.tolist())))
+        return chance < BY_CHANCE and not self.retries.worthwhile(tuple(server.row.tolist()))
 
     def settled(self, server: Server) -> set[int]:
         """Load parts that need no measurement on a server: measured, twice invalid, or the server's crash."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -31,13 +32,25 @@ FLAT = 0.1  # prior probability that no server choice matters
 RESIDUALS = ((0.003, 0.3), (0.02, 0.7))  # (sd of the term of one server part, prior probability)
 OPTIONS = list(itertools.product((share for share, _ in PAIRS), UNDER_LOAD, (sd for sd, _ in RESIDUALS)))
 OPTION_WEIGHTS = np.array([weight * other for _, weight in PAIRS for _ in UNDER_LOAD for _, other in RESIDUALS])
-UNSEEN = 0.2  # least sd of the effect of an unmeasured choice
+UNSEEN = 2.0  # least variance of the effect of an unmeasured choice, as a share of the mean variance of effects
+SHARED = 3.0  # weight of STRENGTHS' shares, in parameters: those that were measured correct it
+LAYOUT = 1.5  # variance of the effects of a parallel layout, relative to other parameters
+LAYOUTS = frozenset({"tp", "dp", "pp", "ep", "parallel", "parallelism", "layout"})  # words that name one
 LEAST_WEIGHT = 0.03
 CANDIDATES = 4  # kept strengths of interactions with at least LEAST_WEIGHT
 SWEEPS = 2
+# (sd of the effects of one pair of parameters, or of a parameter under a load, prior probability that it is so strong)
+STRONG = ((0.1, 0.02), (0.3, 0.02), (0.8, 0.01))
+MOST_STRONG, TRIED = 3, 3  # strong interactions of one study; candidates that are weighed
 
-# (variance of each parameter's effects, (share of pairs, share under a load, sd of one server part))
-Strengths = tuple[Floats, tuple[float, float, float]]
+
+class Strengths(NamedTuple):
+    """Strengths of effects; variances are those of logs."""
+
+    variance: Floats  # (P,) of each parameter's effects
+    share: tuple[float, float, float]  # of pairs, of a parameter under one load, and the sd of one server part
+    new: float  # least variance of the effect of an unmeasured choice
+    strong: tuple[tuple[int, int, float], ...] = ()  # (column, column or -1 for the load, variance) of strong interactions
 
 
 class Data(NamedTuple):
@@ -62,7 +75,7 @@ class ValueModel:
 
     def __init__(self, grid: Grid, prior: Prior) -> None:
         self.grid, self.prior = grid, prior
-        self.server_tables = [_likeness(p) * np.outer(scale, scale)
+        self.server_tables = [_likeness(p) * np.outer(scale, scale) * _importance(p)
                               for p, scale in zip(grid.server_params, prior.scales, strict=True)]
         self.load_tables = [_likeness(p, smooth=0.9) for p in grid.load_params]
         self._naming = np.random.default_rng(0).integers(1, 2 ** 40, size=grid.width)
@@ -87,26 +100,35 @@ class ValueModel:
         loss = self.prior.loss(rows)
         known = np.diag(noise ** 2) + OVERALL ** 2 + np.outer(loss, loss)
         strengths = np.array([s for s, _ in STRENGTHS])
-        prior = np.log([w for _, w in STRENGTHS])
-        variance = np.full(len(like), float((np.exp(prior) * strengths ** 2).sum()))
+        usual = np.array([w for _, w in STRENGTHS])
+        variance = np.full(len(like), float((usual * strengths ** 2).sum()))
+        learned = np.zeros((len(like), len(usual)))  # shares that each parameter's measurements give
         share, weights = OPTIONS[0], np.ones(len(OPTIONS))
         k = known[None]
+        strong: list[tuple[int, int, float]] = []
         for _ in range(SWEEPS):
-            fixed = known + share[2] ** 2 * same
+            extra = _strong(strong, like, v)
+            fixed = known + extra + share[2] ** 2 * same
             for i, u in enumerate(like):
                 others = [j for j in range(len(like)) if j != i]
                 first, linear, pairs = _sums(variance[others], [like[j] for j in others], u.shape)
                 g = strengths[:, None, None]
                 singles = first + g ** 2 * u
                 pairs = pairs + g * u * linear
-                weight = _weights(prior + _evidence(fixed + singles + share[0] * pairs
+                shares = SHARED * usual + learned.sum(axis=0) - learned[i]
+                weight = _weights(np.log(shares / shares.sum()) + _evidence(fixed + singles + share[0] * pairs
                                                     + v * (LOAD ** 2 + share[1] * singles), y))
                 variance[i] = float((weight * strengths ** 2).sum())
+                learned[i] = weight * bool(np.ptp(u))
             first, _, pairs = _sums(variance, like, v.shape)
             k = np.asarray([known + r ** 2 * same + first + a * pairs + v * (LOAD ** 2 + b * first)
                             for a, b, r in OPTIONS])
-            weights = _weights(np.log(OPTION_WEIGHTS) + _evidence(k, y))
+            weights = _weights(np.log(OPTION_WEIGHTS) + _evidence(k + extra, y))
             share = OPTIONS[int(np.argmax(weights))]
+            strong = _find_strong(k[int(np.argmax(weights))], like, v, y)
+        k += _strong(strong, like, v)
+        shares = SHARED * usual + learned.sum(axis=0)
+        new = UNSEEN * float((shares * strengths ** 2).sum() / shares.sum())
         if self.prior.past is not None:
             best = k[[int(np.argmax(weights))]]
             self.prior.trust = max(TRUST, key=lambda trust: float(_evidence(best, self._rest(data, trust))[0]))
@@ -115,20 +137,21 @@ class ValueModel:
             np.concatenate([k, alike[None]]), y)
         total = _weights(evidence)
         flat = float(total[-1])
-        found = [(w * (1 - flat), s) for w, s in _kept(total[:-1], variance)]
+        found = [(w * (1 - flat), s) for w, s in _kept(total[:-1], variance, new, tuple(strong))]
         if flat > LEAST_WEIGHT:
-            found.append((flat, (np.full(len(like), STRENGTHS[0][0] ** 2), (*OPTIONS[0][:2], RESIDUALS[0][0]))))
+            nothing = np.full(len(like), STRENGTHS[0][0] ** 2)
+            found.append((flat, Strengths(nothing, (*OPTIONS[0][:2], RESIDUALS[0][0]), new)))
         return sorted(found, key=lambda some: -some[0])
 
     def usual_strengths(self) -> list[tuple[float, Strengths]]:
         """Weighted strengths before the first measurement."""
         strengths, weights = np.array(STRENGTHS).T
         variance = np.full(self.grid.width, float((weights * strengths ** 2).sum()))
-        return _kept(OPTION_WEIGHTS, variance)
+        return _kept(OPTION_WEIGHTS, variance, UNSEEN * float(variance[0]))
 
     def kernel(self, a: Codes, b: Codes, strengths: Strengths) -> tuple[Floats, Floats]:
         """(len(a), len(b)) kernel as a part without the load and a part that multiplies the similarity of loads."""
-        variance, share = strengths
+        variance, share, _, strong = strengths
         first, linear, squares = np.zeros((3, len(a), len(b)))
         for i, table in enumerate(self.server_tables):
             u = np.take(math.sqrt(variance[i]) * table[a[:, i]], b[:, i], axis=1)
@@ -136,18 +159,28 @@ class ValueModel:
             first += math.sqrt(variance[i]) * u
             u *= u
             squares += u
-        own = share[2] ** 2 * self._same(a, b)
-        loss = np.outer(self.prior.loss(a), self.prior.loss(b))
-        return OVERALL ** 2 + own + loss + first + share[0] * (linear ** 2 - squares) / 2, LOAD ** 2 + share[1] * first
+        base = OVERALL ** 2 + share[2] ** 2 * self._same(a, b) + np.outer(self.prior.loss(a), self.prior.loss(b))
+        base += first + share[0] * (linear ** 2 - squares) / 2
+        loaded = LOAD ** 2 + share[1] * first
+        for i, j, size in strong:
+            u = size * self.server_tables[i][a[:, i]][:, b[:, i]]
+            if j < 0:
+                loaded += u
+            else:
+                base += u * self.server_tables[j][a[:, j]][:, b[:, j]]
+        return base, loaded
 
     def spread(self, rows: Codes, strengths: Strengths) -> Floats:
         """(n,) prior variance of the log objective: the kernel of each row with itself."""
-        variance, share = strengths
+        variance, share, _, strong = strengths
         u = np.array([math.sqrt(variance[i]) * table.diagonal()[rows[:, i]]
                       for i, table in enumerate(self.server_tables)]).reshape(len(variance), len(rows))
         first = np.sqrt(variance) @ u
         pairs = (u.sum(axis=0) ** 2 - (u ** 2).sum(axis=0)) / 2
         constant = OVERALL ** 2 + share[2] ** 2 + LOAD ** 2 + self.prior.loss(rows) ** 2
+        for i, j, size in strong:
+            some = size * self.server_tables[i].diagonal()[rows[:, i]]
+            constant += some if j < 0 else some * self.server_tables[j].diagonal()[rows[:, j]]
         return np.asarray(constant + (1 + share[1]) * first + share[0] * pairs)
 
     def load_likeness(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
@@ -209,19 +242,54 @@ class Posterior:
         Zero for numeric parameters, whose neighbours are informative, and for choices with a belief.
         """
         param, scale = self.model.grid.server_params[column], self.model.prior.scales[column]
-        out = np.full(len(param.choices) + 1, max(0.0, UNSEEN ** 2 - float(self.strengths[0][column])))
+        least = max(0.0, self.strengths.new - float(self.strengths.variance[column]))
+        out = np.full(len(param.choices) + 1, least * _importance(param))
         out[self.rows[:, column]] = 0.0
         out[scale != 1] = 0.0
         return out * (not param.numeric)
 
 
-def _kept(weights: Floats, variance: Floats) -> list[tuple[float, Strengths]]:
+def _strong(strong: Iterable[tuple[int, int, float]], like: list[Floats], v: Floats) -> Floats:
+    """(n, n) kernel of strong interactions."""
+    return np.asarray(sum((size * like[i] * (v if j < 0 else like[j]) for i, j, size in strong), np.zeros(v.shape)))
+
+
+def _find_strong(k: Floats, like: list[Floats], v: Floats, y: Floats) -> list[tuple[int, int, float]]:
+    """Interactions that the kernel `k` lacks: each time the one whose odds against its absence are best and above 1.
+
+    The slope of the log marginal likelihood in the variance of each (a score test: Rao 1948) selects the candidates.
+    """
+    found: list[tuple[int, int, float]] = []
+    open_ = [(i, j) for i in range(len(like)) for j in range(-1, i) if np.ptp(like[i]) and (j < 0 or np.ptp(like[j]))]
+    prior = np.log([1 - sum(w for _, w in STRONG), *(w for _, w in STRONG)])
+    sizes = np.array([0.0, *(sd ** 2 for sd, _ in STRONG)])
+    while open_ and len(found) < MOST_STRONG:
+        inverse = np.linalg.inv(k)
+        solved = inverse @ y
+        terms = np.array([like[i] * (v if j < 0 else like[j]) for i, j in open_])
+        slope = solved @ terms @ solved - np.einsum("ij,pij->p", inverse, terms)
+        best: tuple[float, tuple[int, int], Floats] = (0.0, (0, 0), sizes)
+        for at in np.argsort(-slope / np.sqrt(np.einsum("pij,pij->p", terms, terms)))[:TRIED].tolist():
+            logs = prior + _evidence(k + sizes[:, None, None] * terms[at], y)
+            odds = float(np.log(np.exp(logs[1:] - logs[0]).sum()))
+            if odds > best[0]:
+                best = odds, open_[at], _weights(logs[1:])
+        if best[0] <= 0:
+            break
+        (i, j), size = best[1], float(best[2] @ sizes[1:])
+        found.append((i, j, size))
+        k = k + _strong(found[-1:], like, v)
+        open_.remove((i, j))
+    return found
+
+
+def _kept(weights: Floats, variance: Floats, new: float, strong: tuple[tuple[int, int, float], ...] = ()) -> list[tuple[float, Strengths]]:
     """The likeliest strengths of interactions, with weights that add up to 1."""
     weights = weights / weights.sum()
     kept = sorted((some for some in zip(weights.tolist(), OPTIONS, strict=True) if some[0] > LEAST_WEIGHT),
                   reverse=True)[:CANDIDATES]
     total = sum(w for w, _ in kept)
-    return [(w / total, (variance, option)) for w, option in kept]
+    return [(w / total, Strengths(variance, option, new, strong)) for w, option in kept]
 
 
 def _sums(variance: Floats, like: list[Floats], shape: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
@@ -244,6 +312,12 @@ def _evidence(k: Floats, y: Floats) -> Floats:
     factor = np.linalg.cholesky(k)
     solved = np.linalg.solve(factor, np.broadcast_to(y[:, None], (*k.shape[:2], 1)))[..., 0]
     return np.asarray(-0.5 * (solved ** 2).sum(axis=1) - np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1))
+
+
+def _importance(param: Param) -> float:
+    """Variance of a parameter's effects relative to others: parallelism decides memory, communication and batch sizes."""
+    said = " ".join(map(str, (param.name, *param.choices))).lower()
+    return LAYOUT if LAYOUTS & set(re.split(r"[^a-z]+", said)) else 1.0
 
 
 def _likeness(param: Param, smooth: float = 0.5) -> Floats:
