@@ -23,10 +23,11 @@ from autotune.records import Blame, Crash, Stage, Value
 from autotune.search.grid import Codes, Floats, Grid, Mask
 from autotune.space.space import Param
 
-# Relative prior probability that a given single choice, pair or triple is the cause of a crash; for crashes blamed on
-# the environment, the cause is nearly always one feature that the host lacks.
-COMMON = (0.15, 0.02, 0.003)
-ENVIRONMENT = (0.5, 0.01, 0.001)
+# Relative prior probability that one choice, a pair or a triple is the cause of a crash, shared by all that it has; for
+# crashes blamed on the environment, the cause is nearly always one feature that the host lacks.
+COMMON = (0.9, 0.3, 0.06)
+ENVIRONMENT = (3.0, 0.15, 0.02)
+LEAST_COMMON = 0.003  # usual share of one triple
 SELF_ONLY = 0.004  # probability that only the whole configuration explains a crash
 BY_CHANCE = 0.03  # that no choice does: the fault strikes any launch
 SHARED = 0.05  # that two unrelated faults have one signature
@@ -58,7 +59,8 @@ class Group:
         self.own = np.array(sorted({tuple(row) for row in rows.tolist()}), dtype=np.int16)
         crashes = len(failures)
         likelihood, rates = _strikes(crashes, len(passed)), _strikes(crashes + 1, len(passed))
-        common = ENVIRONMENT if all(f.crash.blame is Blame.ENVIRONMENT for f in failures) else COMMON
+        common = [share / max(1, math.comb(self.columns, i)) for i, share in enumerate(
+            ENVIRONMENT if all(f.crash.blame is Blame.ENVIRONMENT for f in failures) else COMMON, 1)]
         sets = _combinations(tuple(self.atom_column[:-2].tolist()))
         size = (sets < len(self.atom_column) - 2).sum(axis=1)
         count = self._hits(passed)[sets].all(axis=1).sum(axis=1)
@@ -334,7 +336,7 @@ class CrashModel:
         """One group if one cause explains all crashes; else each crash joins the group that it fits best."""
         passed = self.served if any(f.loaded for f in failures) else self.passed
         whole = self._group(failures, passed)
-        if len(failures) == 1 or (whole.evidence > 1e-3 * COMMON[2] and whole.by_chance < 0.5):
+        if len(failures) == 1 or (whole.evidence > 1e-3 * LEAST_COMMON and whole.by_chance < 0.5):
             return [whole]
         groups: list[Group] = []
         for failure in failures:
