@@ -28,7 +28,7 @@ CRASH_WEIGHT = 0.5  # least cost of a crash as a share of a launch: it is shorte
 UNTRIED = 0.99  # past studies count where the probability of no new crash cause is below this
 DEFAULT_LAUNCH_S = 300.0
 DEFAULT_MEASURE_S = 30.0
-DEARNESS = 0.75  # a launch of c times the usual cost must gain c to this power times as much
+DEAR = 1.2  # price of a launch above which neither a merely plausible gain nor the cover of pairs is worth it
 USUAL_LOADS = 2  # load parts per launch, for its expected cost
 
 
@@ -115,7 +115,7 @@ def forecast_launches(memory: Observations, beliefs: Sequence[Belief], crashes: 
     usual_s = costs.usual_s
     crash_s = np.maximum(CRASH_WEIGHT * costs.launch_s, crashes.crash_cost_s(rows, costs.crash_s))
     cost_s = chance * usual_s + (1 - chance) * crash_s
-    price = np.maximum(1.0, cost_s / usual_s) ** DEARNESS
+    price = np.maximum(1.0, cost_s / usual_s)
     survived, hopeful = upper * (serving > SURVIVED), serving * (upper > 0)
     return Forecast(rows, chance, hopeful.max(axis=1), gains, gains.max(axis=1), survived.max(axis=1),
                     upper.max(axis=1), cost_s, price,

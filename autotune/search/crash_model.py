@@ -177,8 +177,14 @@ GENERIC = frozenset({"none", "auto", "true", "false", "default", "size", "enable
 def word_weight(param: Param, choices: tuple[Value, ...], crash: Crash) -> float:
     """Prior factor of hypotheses in which `param` has one of `choices`, from the words and stage of a crash."""
     said = _words(f"{crash.category} {crash.signature} {crash.excerpt}"[:4000])
-    about = bool(_words(param.name) & ABOUT.get(crash.stage, frozenset()))
+    names = _words(param.name) | ({"parallel"} if any(map(_layout, param.choices)) else set())
+    about = bool(names & ABOUT.get(crash.stage, frozenset()))
     return NAMED if about or _own(param, choices) & said else 1.0
+
+
+def _layout(choice: Value) -> bool:
+    """True for a choice that names a parallel layout, such as tp8 or tp4_dp2."""
+    return isinstance(choice, str) and re.match(r"(tp|dp|pp|ep)\d", choice.lower()) is not None
 
 
 def named(param: Param, choices: tuple[Value, ...], text: str) -> bool:

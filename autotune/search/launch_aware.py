@@ -28,7 +28,6 @@ PAIR_GAIN = 0.001  # expected gain of trying two choices together for the first 
 NEW = 1  # choices per launch that never came up, so that a crash identifies its cause
 CENTRES = 4  # best configurations around which a large space is sampled
 CHECK_CHANCE = 0.6  # least chance of a launch that covers pairs before the end, as a share of the best one
-CHECK_PRICE = 1.2  # dearest such launch: a hang of an hour is not risked for an unlikely gain
 DOUBT = (0.1, 0.5, 0.3, 0.02)  # a check assumes at least: sd of effects, shares of pairs and under a load, residual
 RENEWED = 0.02  # growth of a large study that triggers new strengths of effects
 LIKELY = 0.5  # least probability that a leader survives the pending launches, for measuring it again
@@ -169,7 +168,7 @@ class LaunchAware:
         worth, found = regions.evaluate_regions(forecast, crashes, least, len(self._busy))
         fresh_pairs = crashes.new_pairs(forecast.rows)
         suspect = np.logical_or.reduce([region.inside for region in found], initial=False)
-        together = PAIR_GAIN * forecast.survives * fresh_pairs * (forecast.price <= CHECK_PRICE)
+        together = PAIR_GAIN * forecast.survives * fresh_pairs * (forecast.price <= acquisition.DEAR)
         worth = np.where((worth > 0) & ~suspect, worth + together, worth)
         new = crashes.new(forecast.rows)
         if self._busy:
@@ -243,7 +242,7 @@ class LaunchAware:
         The value model cannot know an interaction that it never saw: large effects and interactions rank the launches.
         """
         sceptic = self._sceptic(forecast.rows)
-        dear = sceptic.price > CHECK_PRICE
+        dear = sceptic.price > acquisition.DEAR
         worth = np.where((sceptic.survives < CHECK_CHANCE * sceptic.survives.max()) | dear | (sceptic.gain <= 0), 0.0,
                          (sceptic.expected + acquisition.LEAST) / sceptic.price * fresh_pairs)
         for region in self._closed.values():

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autotune.records import Blame, Value
-from autotune.search.acquisition import Forecast
+from autotune.search.acquisition import DEAR, Forecast
 from autotune.search.crash_model import CrashModel, Failure, named
 from autotune.search.grid import Codes, Floats, Mask
 from autotune.search.observations import Key, Observations
@@ -27,7 +27,7 @@ When = Mapping[int, tuple[int, ...]]  # codes by column
 
 SUSPICION = 0.1  # least probability of a part in a crash that makes a choice a suspect
 CULPRIT = 0.5  # least probability that makes a combination of choices a region
-ISOLATING = 0.97  # least chance of an isolating launch, as a share of the region's best
+ISOLATING = 0.97  # least chance against known causes of an isolating launch, as a share of the region's best
 FAIR = 0.2  # a region with a lower chance is closed
 PLAUSIBLE = 0.3  # weight of a plausible gain relative to an expected one
 CERTAIN = 0.7  # least probability for believing a crash that names the choice in its text only
@@ -77,13 +77,14 @@ def evaluate_regions(forecast: Forecast, crashes: CrashModel, least: float,
              for under_load in (False, True) for column, code, part in crashes.suspects(under_load)
              if part >= SUSPICION]
     found += [_Found(when, part, forecast.inside(when)) for when, part in crashes.combinations() if part >= CULPRIT]
-    weight = _spared(pending_launches)
+    weight, known = _spared(pending_launches), forecast.chance / crashes.unseen(forecast.rows)
+    cheap = forecast.price <= DEAR
     for some in found:
         if len(some.when) == 1 and not some.under_load:  # isolating launches only
-            top = (forecast.chance * (some.inside & (forecast.upper > 0))).max(initial=0.0)
-            worth[some.inside & (forecast.chance < ISOLATING * top)] = 0.0
-            hopeful = some.inside & (worth > 0)
-            worth[hopeful] = np.maximum(worth, weight * forecast.chance * forecast.upper / forecast.price)[hopeful]
+            top = (known * (some.inside & (forecast.upper > 0))).max(initial=0.0)
+            worth[some.inside & cheap & (known < ISOLATING * top)] = 0.0
+            hopeful = some.inside & cheap & (worth > 0)
+            worth[hopeful] = np.maximum(worth, weight * forecast.chance * forecast.upper)[hopeful]
     free = np.logical_and.reduce([~some.inside for some in found], initial=True) & (worth > 0)
     nothing_else = not (worth[free] >= least).any()
     regions = [region for some in found

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -34,8 +33,6 @@ OPTIONS = list(itertools.product((share for share, _ in PAIRS), UNDER_LOAD, (sd 
 OPTION_WEIGHTS = np.array([weight * other for _, weight in PAIRS for _ in UNDER_LOAD for _, other in RESIDUALS])
 UNSEEN = 2.0  # least variance of the effect of an unmeasured choice, as a share of the mean variance of effects
 SHARED = 3.0  # weight of STRENGTHS' shares, in parameters: those that were measured correct it
-LAYOUT = 1.5  # variance of the effects of a parallel layout, relative to other parameters
-LAYOUTS = frozenset({"tp", "dp", "pp", "ep", "parallel", "parallelism", "layout"})  # words that name one
 LEAST_WEIGHT = 0.03
 CANDIDATES = 4  # kept strengths of interactions with at least LEAST_WEIGHT
 SWEEPS = 2
@@ -75,7 +72,7 @@ class ValueModel:
 
     def __init__(self, grid: Grid, prior: Prior) -> None:
         self.grid, self.prior = grid, prior
-        self.server_tables = [_likeness(p) * np.outer(scale, scale) * _importance(p)
+        self.server_tables = [_likeness(p) * np.outer(scale, scale)
                               for p, scale in zip(grid.server_params, prior.scales, strict=True)]
         self.load_tables = [_likeness(p, smooth=0.9) for p in grid.load_params]
         self._naming = np.random.default_rng(0).integers(1, 2 ** 40, size=grid.width)
@@ -242,8 +239,7 @@ class Posterior:
         Zero for numeric parameters, whose neighbours are informative, and for choices with a belief.
         """
         param, scale = self.model.grid.server_params[column], self.model.prior.scales[column]
-        least = max(0.0, self.strengths.new - float(self.strengths.variance[column]))
-        out = np.full(len(param.choices) + 1, least * _importance(param))
+        out = np.full(len(param.choices) + 1, max(0.0, self.strengths.new - float(self.strengths.variance[column])))
         out[self.rows[:, column]] = 0.0
         out[scale != 1] = 0.0
         return out * (not param.numeric)
@@ -312,12 +308,6 @@ def _evidence(k: Floats, y: Floats) -> Floats:
     factor = np.linalg.cholesky(k)
     solved = np.linalg.solve(factor, np.broadcast_to(y[:, None], (*k.shape[:2], 1)))[..., 0]
     return np.asarray(-0.5 * (solved ** 2).sum(axis=1) - np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1))
-
-
-def _importance(param: Param) -> float:
-    """Variance of a parameter's effects relative to others: parallelism decides memory, communication and batch sizes."""
-    said = " ".join(map(str, (param.name, *param.choices))).lower()
-    return LAYOUT if LAYOUTS & set(re.split(r"[^a-z]+", said)) else 1.0
 
 
 def _likeness(param: Param, smooth: float = 0.5) -> Floats:
