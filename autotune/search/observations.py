@@ -169,11 +169,11 @@ class Observations:
         return self._points[key, load][1] > SURE and few or self.straddles(key, load)
 
     def straddles(self, key: Key, load: int) -> bool:
-        """True if stated errors leave open whether a limit is kept, and another measurement is allowed."""
+        """True if noise leaves open whether a limit is kept, and another measurement is allowed."""
         ratios, noise = self.ratios(key, load)
         seen = self.servers[key].values[load]
-        return any(m.ratio_errors for m in seen) and len(seen) < MOST_STRADDLING \
-            and bool((ratios < STRADDLES * noise).all() and (abs(ratios) < STRADDLES * noise).any())
+        most = MOST_STRADDLING if any(m.ratio_errors for m in seen) else MOST_REPEATS
+        return len(seen) < most and bool((ratios < STRADDLES * noise).all() and (abs(ratios) < STRADDLES * noise).any())
 
     def promising(self, key: Key, above: float) -> int | None:
         """A load part measured on a server above a log objective that may keep its limits; None without any."""

@@ -27,7 +27,7 @@ STRENGTHS = ((0.005, 0.1), (0.02, 0.25), (0.07, 0.35), (0.2, 0.25), (0.4, 0.05))
 # (variance of a pair's effect as a share of the product of the parameters' sds, prior probability)
 PAIRS = ((0.03, 0.6), (0.12, 0.3), (0.5, 0.1))
 UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own variance
-FLAT = 0.1  # prior probability that no server choice matters
+FLAT, NOTHING = 0.1, 0.001  # prior probability that no server choice matters, and the sd of effects then
 RESIDUALS = ((0.003, 0.3), (0.02, 0.7))  # (sd of the term of one server part, prior probability)
 OPTIONS = list(itertools.product((share for share, _ in PAIRS), UNDER_LOAD, (sd for sd, _ in RESIDUALS)))
 OPTION_WEIGHTS = np.array([weight * other for _, weight in PAIRS for _ in UNDER_LOAD for _, other in RESIDUALS])
@@ -136,7 +136,7 @@ class ValueModel:
         flat = float(total[-1])
         found = [(w * (1 - flat), s) for w, s in _kept(total[:-1], variance, new, tuple(strong))]
         if flat > LEAST_WEIGHT:
-            nothing = np.full(len(like), STRENGTHS[0][0] ** 2)
+            nothing = np.full(len(like), NOTHING ** 2)
             found.append((flat, Strengths(nothing, (*OPTIONS[0][:2], RESIDUALS[0][0]), new)))
         return sorted(found, key=lambda some: -some[0])
 
