@@ -87,6 +87,11 @@ def evaluate_regions(forecast: Forecast, crashes: CrashModel, least: float,
             worth[hopeful] = np.maximum(worth, weight * forecast.chance * forecast.upper)[hopeful]
     free = np.logical_and.reduce([~some.inside for some in found], initial=True) & (worth > 0)
     nothing_else = not (worth[free] >= least).any()
+    for some in found:
+        if some.under_load and nothing_else:
+            chance = forecast.chance * forecast.serving
+            hopeful = some.inside & cheap & (worth > 0) & (chance >= FAIR)
+            worth[hopeful] = np.maximum(worth, weight * chance * forecast.upper)[hopeful]
     regions = [region for some in found
                if (region := _evaluated(forecast, crashes, worth, some, least, nothing_else)) is not None]
     for region in regions:

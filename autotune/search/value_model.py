@@ -32,7 +32,7 @@ RESIDUALS = ((0.003, 0.3), (0.02, 0.7))  # (sd of the term of one server part, p
 OPTIONS = list(itertools.product((share for share, _ in PAIRS), UNDER_LOAD, (sd for sd, _ in RESIDUALS)))
 OPTION_WEIGHTS = np.array([weight * other for _, weight in PAIRS for _ in UNDER_LOAD for _, other in RESIDUALS])
 UNSEEN = 2.0  # least variance of the effect of an unmeasured choice, as a share of the mean variance of effects
-SHARED = 3.0  # weight of STRENGTHS' shares, in parameters: those that were measured correct it
+SHARED = 6.0  # weight of STRENGTHS' shares, in parameters: those that were measured correct it
 LEAST_WEIGHT = 0.03
 CANDIDATES = 4  # kept strengths of interactions with at least LEAST_WEIGHT
 SWEEPS = 2
@@ -41,13 +41,16 @@ STRONG = ((0.1, 0.02), (0.3, 0.02), (0.8, 0.01))
 MOST_STRONG, TRIED = 3, 3  # strong interactions of one study; candidates that are weighed
 
 
+Strong = tuple[int, int, float]  # column, other column or -1 for the load, variance of their interaction
+
+
 class Strengths(NamedTuple):
     """Strengths of effects; variances are those of logs."""
 
     variance: Floats  # (P,) of each parameter's effects
     share: tuple[float, float, float]  # of pairs, of a parameter under one load, and the sd of one server part
     new: float  # least variance of the effect of an unmeasured choice
-    strong: tuple[tuple[int, int, float], ...] = ()  # (column, column or -1 for the load, variance) of strong interactions
+    strong: tuple[Strong, ...] = ()
 
 
 class Data(NamedTuple):
@@ -102,7 +105,7 @@ class ValueModel:
         learned = np.zeros((len(like), len(usual)))  # shares that each parameter's measurements give
         share, weights = OPTIONS[0], np.ones(len(OPTIONS))
         k = known[None]
-        strong: list[tuple[int, int, float]] = []
+        strong: list[Strong] = []
         for _ in range(SWEEPS):
             extra = _strong(strong, like, v)
             fixed = known + extra + share[2] ** 2 * same
@@ -245,17 +248,17 @@ class Posterior:
         return out * (not param.numeric)
 
 
-def _strong(strong: Iterable[tuple[int, int, float]], like: list[Floats], v: Floats) -> Floats:
+def _strong(strong: Iterable[Strong], like: list[Floats], v: Floats) -> Floats:
     """(n, n) kernel of strong interactions."""
     return np.asarray(sum((size * like[i] * (v if j < 0 else like[j]) for i, j, size in strong), np.zeros(v.shape)))
 
 
-def _find_strong(k: Floats, like: list[Floats], v: Floats, y: Floats) -> list[tuple[int, int, float]]:
+def _find_strong(k: Floats, like: list[Floats], v: Floats, y: Floats) -> list[Strong]:
     """Interactions that the kernel `k` lacks: each time the one whose odds against its absence are best and above 1.
 
     The slope of the log marginal likelihood in the variance of each (a score test: Rao 1948) selects the candidates.
     """
-    found: list[tuple[int, int, float]] = []
+    found: list[Strong] = []
     open_ = [(i, j) for i in range(len(like)) for j in range(-1, i) if np.ptp(like[i]) and (j < 0 or np.ptp(like[j]))]
     prior = np.log([1 - sum(w for _, w in STRONG), *(w for _, w in STRONG)])
     sizes = np.array([0.0, *(sd ** 2 for sd, _ in STRONG)])
@@ -279,7 +282,8 @@ def _find_strong(k: Floats, like: list[Floats], v: Floats, y: Floats) -> list[tu
     return found
 
 
-def _kept(weights: Floats, variance: Floats, new: float, strong: tuple[tuple[int, int, float], ...] = ()) -> list[tuple[float, Strengths]]:
+def _kept(weights: Floats, variance: Floats, new: float,
+          strong: tuple[Strong, ...] = ()) -> list[tuple[float, Strengths]]:
     """The likeliest strengths of interactions, with weights that add up to 1."""
     weights = weights / weights.sum()
     kept = sorted((some for some in zip(weights.tolist(), OPTIONS, strict=True) if some[0] > LEAST_WEIGHT),
