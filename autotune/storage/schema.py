@@ -55,12 +55,14 @@ Identity = _struct("Identity", {
 Provenance = _struct("Provenance", {
     str | None: "autotune python engine_version driver cpu kernel command folder created",
     dict[str, str | None]: "packages", list[str]: "gpu"})
-Gain = _struct("Gain", {Number | None: "gain", Interval | None: "interval"}, verdict=str)
+Part = _struct("Part", {Number | None: "gain", Interval | None: "interval"})
+Gain = _struct("Gain", {Number | None: "gain", Interval | None: "interval", Count | None: "blocks bad",
+                        Part | None: "server server_before load"}, verdict=str)
 Decision = _struct("Decision", {
-    str | None: "method decided reason", Count | None: "winner rounds blocks", Number | None: "gain",
+    str | None: "method decided reason", Count | None: "winner rounds blocks", Number | None: "gain level",
     Interval | None: "interval", dict[str, Choices]: "configurations", list[Any]: "values",
     dict[str, Gain] | None: "finalists"})  # type: ignore[valid-type]
-Plan = _struct("Plan", {}, after_trials=Count, configurations=dict[Planned, Choices])
+Plan = _struct("Plan", {Count | None: "rounds"}, after_trials=Count, configurations=dict[Planned, Choices])
 Neighbours = _struct("Neighbours", {list[Number]: "alone beside", list[Count]: "trials"},
                      count=Count, change=Number | None, alone_apart=Number | None)
 Unavailable = _struct("Unavailable", {}, when=dict[str, list[Choice]], because=str)
