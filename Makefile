@@ -14,8 +14,8 @@ READY := $(VENV)/.ready
 .PHONY: help env demo replay test slow check wheel clean
 
 help:
-	@echo "make demo   a whole study on the embedded DDTree engine (about 6 minutes after installation)"
-	@echo "make replay the search on 8 B300 against a stand-in for SGLang (about 3 minutes; needs cc)"
+	@echo "make demo   a whole study on the embedded DDTree engine (4 to 8 minutes after installation)"
+	@echo "make replay the search on 8 B300 against a stand-in for SGLang (2 to 6 minutes; needs cc)"
 	@echo "make test   the fast tests        make slow   the slow ones"
 	@echo "make check  lint, format, types   make wheel  build dist/*.whl"
 

@@ -25,6 +25,11 @@ Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300, description="a finit
 Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1, description="a whole number")]
 
 
+# Percentiles of a latency by name, and the figures that are known of each latency.
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+STATISTICS = (*QUANTILES, "mean")
+
+
 class AutotuneError(Exception):
     """Our own failure. The message is one line and says what to do. Exit code 1."""
 
@@ -100,13 +105,18 @@ class Crash(msgspec.Struct, frozen=True, omit_defaults=True, tag="crash"):
 
 
 class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Percentiles of a latency in milliseconds over the `n` requests of a window."""
+    """Percentiles of a latency in milliseconds over the `n` requests of a window.
+
+    `errors`: standard error of each figure, as a share of it, by name; none from a single request.
+    """
 
     p50: Number
     p90: Number
     p99: Number
     mean: Number
     n: Count | None = None
+    p95: Number | None = None
+    errors: Mapping[str, Number] = {}
 
 
 class Energy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -190,13 +200,14 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True, tag="measurem
 class Score(msgspec.Struct, frozen=True, omit_defaults=True):
     """Objective value of a measurement, and the share of each limit that it uses (measured / limit).
 
-    A ratio above 1 breaks its limit. `value` is None when the objective was not measured. A score with
-    `reasons` (validity codes) must not be compared with others.
+    A ratio above 1 breaks its limit. `ratio_errors`: standard errors of ratios, where known. `value` is None when the
+    objective was not measured. A score with `reasons` (validity codes) must not be compared with others.
     """
 
     value: Number | None
     ratios: Mapping[str, Number] = {}
     reasons: tuple[str, ...] = ()
+    ratio_errors: Mapping[str, Number] = {}
 
     @property
     def violated(self) -> tuple[str, ...]:
@@ -215,6 +226,11 @@ def _ratio(of: float | None, by: float | None) -> float | None:
     if of is None or by is None or by <= 0:
         return None
     return found if math.isfinite(found := of / by) else None
+
+
+def exact(value: Value | None) -> tuple[bool, Value | None]:
+    """A key that distinguishes True from 1."""
+    return isinstance(value, bool), value
 
 
 def config_key(config: Config) -> str:

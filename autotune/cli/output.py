@@ -18,6 +18,7 @@ from autotune.engine.command import shown as command_line
 from autotune.engine.host import installed
 from autotune.engine.spec import text
 from autotune.executors.preflight import Preflight
+from autotune.measure.limits import few_requests
 from autotune.records import Config
 from autotune.search.strategy import Launch, Pivot
 from autotune.storage.database import backend, redacted, sqlite_file, sqlite_url
@@ -98,6 +99,7 @@ class Progress:
         if record.same_as is not None:
             figures.append(f"the same server as trial {record.same_as}")
         remarks = [f"over the limit {v}" for v in (record.score.violated if record.score is not None else ())]
+        remarks += few_requests(record.ratios, measured) if measured is not None else []
         remarks += record.invalid_reasons
         if measured is not None and measured.energy.source != "none":
             remarks.append(f"energy {measured.energy.source}" + (", assumed" if measured.energy.assumed else ""))

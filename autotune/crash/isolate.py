@@ -17,7 +17,7 @@ import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from autotune.records import Config, Crash, UsageError, Value, config_key
+from autotune.records import Config, Crash, UsageError, Value, config_key, exact
 from autotune.space.space import Space
 
 SUSPECT_WEIGHT = 4.0  # weight of a suspect relative to another parameter, for the cuts of the bisection
@@ -51,7 +51,7 @@ class Isolation:
                  suspects: Sequence[str] = ()) -> None:
         self.space, self.crashing, self.working = space, dict(crashing), dict(working)
         self.names = [p.name for p in space.params if p.name in crashing or p.name in working]
-        self.differing = [n for n in self.names if repr(crashing.get(n, ...)) != repr(working.get(n, ...))]
+        self.differing = [n for n in self.names if n not in self._guilty(working)]
         if not self.differing:
             raise UsageError("failure isolation needs a crashing and a working configuration that differ")
         self.seen: list[tuple[frozenset[str], bool]] = [(self._guilty(crashing), False), (self._guilty(working), True)]
@@ -146,7 +146,7 @@ class Isolation:
 
     def _guilty(self, config: Config) -> frozenset[str]:
         """Parameters with the same choice as the crashing configuration."""
-        return frozenset(n for n in self.names if repr(config.get(n, ...)) == repr(self.crashing.get(n, ...)))
+        return frozenset(n for n in self.names if exact(config.get(n)) == exact(self.crashing.get(n)))
 
 
 def suspects(crash: Crash, names: Iterable[str]) -> list[str]:

@@ -26,8 +26,20 @@ from autotune.loadgen.workload import Target
 from autotune.measure.limits import Limits
 from autotune.measure.objective import invalid_reasons
 from autotune.power import open_meter
+from autotune.power.host_load import CODE as BUSY
+from autotune.power.host_load import HostLoad, ProcessTree
 from autotune.power.meter import Powered, PowerSettings
-from autotune.records import AutotuneError, Config, Crash, Measurement, Stage, canonical, config_key, digest
+from autotune.records import (
+    AutotuneError,
+    Config,
+    Crash,
+    HostCannotRun,
+    Measurement,
+    Stage,
+    canonical,
+    config_key,
+    digest,
+)
 from autotune.utils.http import LATE
 
 TRIES = 3  # of a launch whose port was taken, and of a launch or measurement during which the machine was suspended
@@ -71,7 +83,22 @@ class LocalServer(RunningServer):
 
     def measure(self, load: Config, label: int | str) -> Measurement | Crash:
         """See RunningServer. Measured once more on the warm server: a window that must not be compared (unsteady,
-        disturbed) or whose load client died; twice more: an outcome during which the machine was suspended."""
+        disturbed) or whose load client died; twice more: an outcome during which the machine was suspended.
+
+        Raises HostCannotRun when other programs still disturb it after `power.wait_s`."""
+        outcome, began = self._tries(load, label), time.monotonic()
+        settings = self.executor.power or self.executor.settings.power
+        others = HostLoad(ProcessTree(self.server.pid) if self.server.pid is not None else None, settings.others)
+        while settings.wait_s and BUSY in _reasons(self.executor, outcome) and self.server.alive:
+            self.progress("waiting for other programs", self.server.after_s)
+            if busy := others.wait(began + settings.wait_s - time.monotonic(),
+                                   lambda said: self.progress(f"waiting: {said}", self.server.after_s)):
+                raise HostCannotRun(f"{busy}. The last window was measured but is not comparable ({BUSY}), also after "
+                                    f"power.wait_s={settings.wait_s:g} s: end them and resume, or raise power.others")
+            outcome = self._tries(load, label)
+        return outcome
+
+    def _tries(self, load: Config, label: int | str) -> Measurement | Crash:
         if self.slot is not None:
             self.slot.begin()
         for attempt in range(TRIES):
@@ -86,8 +113,7 @@ class LocalServer(RunningServer):
                 slept = suspended_s() - before_s > SUSPENDED_S
                 if slept and isinstance(outcome, Measurement):
                     outcome = msgspec.structs.replace(outcome, reasons=(*outcome.reasons, "suspended"))
-                reasons = invalid_reasons(self.executor.settings.objective, outcome) \
-                    if isinstance(outcome, Measurement) else ("suspended",) * slept
+                reasons = _reasons(self.executor, outcome) or ("suspended",) * slept
                 if not reasons or not self.server.alive or attempt + 1 == TRIES or attempt and not slept:
                     break
                 again = f"the window was {', '.join(reasons)}"
@@ -127,7 +153,9 @@ class LocalServer(RunningServer):
         settings = self.executor.settings
         is_baseline = config_key(self.config) == config_key(settings.space.split(settings.space.baseline)[0])
         self.progress("agreement", self.server.after_s)
-        verdict, problem = self.executor.gate.check(self.target(), is_baseline, self.server.redactor.text)
+        verdict, problem = self.executor.gate.check(
+            self.target(), is_baseline, self.server.redactor.text,
+            lambda done, of: self.progress(f"agreement {done} of {of} outputs", self.server.after_s))
         if verdict is not None:
             self.agreement = verdict.agreement
             problem = verdict.problem if verdict.wrong else ""
@@ -225,6 +253,11 @@ class LocalExecutor(Executor):
                 progress(f"{sum(held):.0f} MiB of GPU memory not given back", 0.0)
                 return
             time.sleep(GPU_POLL_S)
+
+
+def _reasons(executor: LocalExecutor, outcome: Measurement | Crash) -> tuple[str, ...]:
+    """Validity codes of a measurement; none of a crash."""
+    return invalid_reasons(executor.settings.objective, outcome) if isinstance(outcome, Measurement) else ()
 
 
 def explain(server: Server, failure: Failure, before: HostSnapshot) -> Crash:

@@ -8,10 +8,12 @@ loops or falls silent where the baseline does not.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
 import pathlib
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, NamedTuple
@@ -30,6 +32,7 @@ SETTINGS = {"prompts": "agreement.prompts", "output_tokens": "agreement.output_t
             "context_tokens": "agreement.context_tokens", "seed": "workload.seed"}
 PROBLEM_CHARS = 300
 NOISE_CONFIDENCE = 0.95
+LEAST_OUTPUTS = 2  # of a collection that ran out of time
 LOOP_PERIOD = 64  # characters
 LOOP_REPEATS = 4
 MAX_CHARS_PER_TOKEN = 256  # text beyond this is ignored: no answer of so few tokens is so long
@@ -40,7 +43,8 @@ class AgreementSettings:
     """`prompts` greedy outputs of `output_tokens` tokens each, from prompts of about `context_tokens` tokens.
 
     Divergences per token up to `floor`, or up to `ratio` times the baseline's own, are noise; more are wrong when
-    noise explains them with a probability below `alpha`. `timeout_s` is for one output.
+    noise explains them with a probability below `alpha`. `timeout_s` is for one output, `budget_s` for one collection:
+    after that the outputs so far are compared, at least two.
     """
 
     prompts: AtLeastOne
@@ -50,6 +54,7 @@ class AgreementSettings:
     ratio: Annotated[float, Meta(ge=1, description="a number of at least 1")]
     alpha: Annotated[float, Meta(gt=0, lt=0.5, description="a number above 0 and below 0.5")]
     timeout_s: Positive
+    budget_s: Positive
 
 
 class Output(NamedTuple):
@@ -106,7 +111,7 @@ class Gate:
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return []
         other = {name: before[name] for name, now in self._asked().items() if before.get(name, now) != now}
-        if other or any(len(run) != self.settings.prompts for run in outputs):
+        if other or any(not run or len(run) > self.settings.prompts for run in outputs):
             said = " ".join(f"{SETTINGS[name]}={value}" for name, value in other.items()) or "outputs of another number"
             raise UsageError(f"the baseline's outputs in {self.file} were made with {said}: set that back, or begin "
                              "another study with study.name=NAME")
@@ -116,14 +121,19 @@ class Gate:
         return {"prompts": self.settings.prompts, "output_tokens": self.settings.output_tokens,
                 "context_tokens": self.settings.context_tokens, "seed": self.prompts.seed}
 
-    def check(self, target: Target, baseline: bool, hide: Callable[[str], str]) -> tuple[Agreement | None, str]:
+    def check(self, target: Target, baseline: bool, hide: Callable[[str], str],
+              progress: Callable[[int, int], None] = lambda done, of: None) -> tuple[Agreement | None, str]:
         """(agreement, problem) of a live server; the baseline's outputs are kept when there are none yet.
 
         `hide` takes secrets out of a text: a server may echo its environment. `problem` is one line when the server
-        did not answer (agreement None).
+        did not answer (agreement None). `progress` gets the outputs so far, and how many are wanted.
         """
+        wanted = self.settings.prompts * (1 + len(CONCURRENCIES) * (baseline and not self.references()))
+        done = itertools.count(1)
+
         def outputs(at_once: int) -> list[Output]:
-            return [Output(hide(o.text), o.tokens) for o in collect(target, self.settings, self.prompts, at_once)]
+            return [Output(hide(o.text), o.tokens) for o in collect(
+                target, self.settings, self.prompts, at_once, lambda: progress(next(done), wanted))]
 
         try:
             if baseline and not self.references():
@@ -131,24 +141,34 @@ class Gate:
             candidate = outputs(CONCURRENCIES[-1])
         except (NoAnswer, BadAnswer) as error:
             return None, " ".join(str(error).split())[:PROBLEM_CHARS]
-        return compare(candidate, self.references(), self.settings), ""
+        references = self.references()
+        fewest = min(len(run) for run in (candidate, *references))
+        return compare(candidate[:fewest], [run[:fewest] for run in references], self.settings), ""
 
     def _keep(self, runs: Sequence[Sequence[Output]]) -> None:
         write_json(self.file, {"asked": self._asked(), "runs": runs})
 
 
-def collect(target: Target, settings: AgreementSettings, prompts: PromptSpec, concurrency: int) -> list[Output]:
-    """Greedy outputs of the fixed prompts, `concurrency` at a time. Raises NoAnswer and BadAnswer."""
-    source = PromptSet(prompts, settings.context_tokens)
+def collect(target: Target, settings: AgreementSettings, prompts: PromptSpec, concurrency: int,
+            answered: Callable[[], None] = lambda: None) -> list[Output]:
+    """Greedy outputs of the fixed prompts, `concurrency` at a time; of the first ones where `budget_s` is not enough.
 
-    def output(index: int) -> Output:
+    `answered` is called after each. Raises NoAnswer and BadAnswer.
+    """
+    source, begin = PromptSet(prompts, settings.context_tokens), time.monotonic()
+
+    def output(index: int) -> Output | None:
+        if index >= LEAST_OUTPUTS and time.monotonic() - begin > settings.budget_s:
+            return None
         found = complete(target, source.prompt(index), settings.output_tokens, settings.timeout_s)
         text = found.text[:settings.output_tokens * MAX_CHARS_PER_TOKEN]
+        answered()
         return Output(text, found.completion_tokens or len(text.split()))
 
     pool = ThreadPoolExecutor(max_workers=concurrency)
     try:
-        return list(pool.map(output, range(settings.prompts)))
+        found = itertools.takewhile(lambda one: one is not None, pool.map(output, range(settings.prompts)))
+        return [one for one in found if one is not None]
     finally:
         pool.shutdown(cancel_futures=True)  # after a bad answer the others are not waited for
 

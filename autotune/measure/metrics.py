@@ -72,10 +72,11 @@ class MetricsReader:
         return [values for t, values in self.samples if start <= t <= end]
 
     def reasons(self, start: float, end: float) -> tuple[str, ...]:
-        """Validity codes of a window: requests waiting in the server's queue, or retracted from its batch."""
+        """Validity codes of a window: requests retracted from the server's batch.
+
+        Requests that wait in its queue are no disturbance but a property of this server under this load.
+        """
         samples, names, found = self.between(start, end), self.names, []
-        if names.queued and 2 * sum(s.get(names.queued, 0.0) > 0 for s in samples) > len(samples):
-            found.append("server_queueing")
         if names.retracted and samples:
             series = [s.get(names.retracted, 0.0) for s in samples]
             if (series[-1] - series[0] if names.retracted.endswith("_total") else max(series)) > 0:

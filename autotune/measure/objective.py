@@ -67,6 +67,6 @@ def evaluator(objective: Objective, limits: Mapping[str, float]) -> Callable[[Me
     def evaluate(measured: Measurement) -> Score:
         value = objective.value(measured)
         reasons = (*invalid_reasons(objective, measured), *(("no_objective",) if value is None else ()))
-        return Score(value, checked.ratios(measured), reasons)
+        return Score(value, checked.ratios(measured), reasons, checked.errors(measured))
 
     return evaluate

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.loadgen.result import Reply
-from autotune.records import Percentiles
+from autotune.records import QUANTILES, Percentiles
 
 Floats = npt.NDArray[np.float64]
 MIN_BLOCKS = 8
@@ -61,13 +61,25 @@ def tokens_between(arrivals: tuple[Floats, Floats], edges: Sequence[float]) -> l
 
 
 def percentiles(seconds: Sequence[float | None] | Floats) -> Percentiles | None:
-    """Percentiles in ms of durations in s, without unknown ones; None if there is none."""
+    """Percentiles in ms of durations in s with their standard errors, without unknown ones; None if there is none.
+
+    Requests count as independent. Errors of percentiles: Maritz and Jarrett 1978, the spread of order statistics whose
+    ranks are Beta(n q, n (1 - q)), by 400 fixed draws.
+    """
     values = np.asarray(seconds, dtype=np.float64) * 1000
     values = values[~np.isnan(values)]
     if not values.size:
         return None
-    p50, p90, p99 = np.percentile(values, [50, 90, 99])
-    return Percentiles(p50=float(p50), p90=float(p90), p99=float(p99), mean=float(values.mean()), n=int(values.size))
+    values.sort()
+    n = values.size
+    found = {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()} | {"mean": float(values.mean())}
+    errors: dict[str, float] = {}
+    if n > 1:
+        draw = np.random.default_rng(0).beta
+        errors = {name: float(np.std(np.quantile(values, draw((n + 1) * q, (n + 1) * (1 - q), 400))))
+                  for name, q in QUANTILES.items()} | {"mean": float(values.std(ddof=1)) / math.sqrt(n)}
+    return Percentiles(**found, n=int(n), errors={name: error / found[name] for name, error in errors.items()
+                                                  if found[name] > 0})
 
 
 def gaps(replies: Sequence[Reply], start: float, end: float) -> Floats:
@@ -83,8 +95,8 @@ def relative_half_width(gains: Sequence[float], costs: Sequence[float], confiden
 
     `gains` and `costs` are the tokens, and the joules or seconds, of successive blocks of equal time. Method: the ratio
     estimator's residuals, averaged over batches of blocks (non-overlapping batch means, Law and Carson 1979), inflated
-    by (1 + r) / (1 - r) for the correlation r that remains between neighbouring batches, with Student's t. None with
-    fewer than 8 blocks, or when nothing was gained or spent.
+    by (1 + r) / (1 - r) for the correlation r that remains between neighbouring batches, with Student's t of as many
+    independent batches. None with fewer than 8 blocks, or when nothing was gained or spent.
     """
     n = len(gains)
     if n < MIN_BLOCKS or n != len(costs) or sum(gains) <= 0 or sum(costs) <= 0:
@@ -103,7 +115,23 @@ def relative_half_width(gains: Sequence[float], costs: Sequence[float], confiden
     r = sum(a * b for a, b in zip(spread, spread[1:], strict=False)) / square
     r = max(0.0, min(0.9, r + (1 + 3 * r) / batches))  # corrected for its bias in short series (Kendall 1954)
     variance = square / (batches - 1) / batches * (1 + r) / (1 - r)
-    return student_t(0.5 + confidence / 2, batches - 1) * math.sqrt(variance) / (ratio * sum(costs) / n)
+    freedom = max(2, min(batches - 1, round(batches * (1 - r) / (1 + r))))
+    return student_t(0.5 + confidence / 2, freedom) * math.sqrt(variance) / (ratio * sum(costs) / n)
+
+
+def halves_differ(gains: Sequence[float], costs: Sequence[float], share: float) -> bool:
+    """True if the two halves of a window differ by more than `share` and by more than their noise explains.
+
+    Noise: twice the 99 % half-width of the mean, of blocks without their linear trend. False below 16 blocks.
+    """
+    n = len(gains)
+    if n < 2 * MIN_BLOCKS or min(costs) <= 0:
+        return False
+    speed, t = np.asarray(gains) / np.asarray(costs), np.arange(n) - (n - 1) / 2
+    level = speed - t * float(t @ speed) / float(t @ t)
+    noise = relative_half_width(level.tolist(), [1.0] * n, confidence=0.99)
+    first, second = float(speed[:n // 2].mean()), float(speed[n - n // 2:].mean())
+    return noise is not None and abs(second - first) > max(share, 2 * noise) * float(speed.mean())
 
 
 def student_t_cdf(t: float, freedom: int) -> float:

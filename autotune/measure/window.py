@@ -21,7 +21,14 @@ from autotune.loadgen.result import NO_FAILURES, LoadFailure, Reply, Tick, write
 from autotune.loadgen.workload import LoadOrder, LoadSpec, Target
 from autotune.measure.limits import Limits
 from autotune.measure.metrics import MetricsReader
-from autotune.measure.statistics import gaps, percentiles, relative_half_width, token_arrivals, tokens_between
+from autotune.measure.statistics import (
+    gaps,
+    halves_differ,
+    percentiles,
+    relative_half_width,
+    token_arrivals,
+    tokens_between,
+)
 from autotune.power.meter import DeviceLost, Meter, Reading
 from autotune.records import Measurement
 from autotune.utils.http import BadAnswer, NoAnswer
@@ -65,7 +72,7 @@ def measure(target: Target, load: LoadSpec, meter: Meter, *, limits: Limits, ali
         return LoadFailure("no_answer" if alive() else "server_died",
                            f"the server did not answer the first request: {str(error)[:200]}", str(error))
     with LoadClient(LoadOrder(target, load, ratio, limits.need_gaps)) as client, MetricsReader(target) as metrics:
-        run = _Run(client, load, meter, alive, progress)
+        run = _Run(client, load, meter, alive, progress, limits.requests)
         try:
             steady = run.warm_up()
             before = metrics.mark()
@@ -87,7 +94,8 @@ class _Run:
     """One running load: waits in small steps, and ends when the server dies or too many requests fail."""
 
     def __init__(self, client: LoadClient, load: LoadSpec, meter: Meter, alive: Callable[[], bool],
-                 progress: Callable[[str], None]) -> None:
+                 progress: Callable[[str], None], requests: int) -> None:
+        self.requests = requests  # that the window should see, within `window_max_s`
         self.client, self.load, self.meter, self.settings = client, load, meter, load.workload
         self.alive, self.progress = alive, progress
         self.said_s = 0.0
@@ -121,16 +129,20 @@ class _Run:
     def window(self) -> list[Pulse]:
         """Run the window: pulses at the edges of its blocks."""
         s = self.settings
-        pulses = [self.pulse(self.step(0))]
+        begin = self.step(0)
+        pulses = [self.pulse(begin)]
         while True:
             tick = self.step(s.block_s)
             pulses.append(self.pulse(tick))
             length = pulses[-1].t - pulses[0].t
             half = relative_half_width([b.tokens - a.tokens for a, b in pairwise(pulses)],
                                        [b.spent(a) for a, b in pairwise(pulses)])
+            seen = tick.finished - begin.finished
             self.say(f"window {length:.0f} s: {_rate(pulses, length):.0f} tok/s"
-                     + (f" \u00b1 {100 * half:.1f} %" if half is not None else ""), tick)
-            if length >= s.window_max_s or (length >= s.window_s and half is not None and half <= s.precision):
+                     + (f" \u00b1 {100 * half:.1f} %" if half is not None else "")
+                     + (f", {seen} of {self.requests} requests" if seen < self.requests else ""), tick)
+            precise = half is not None and half <= s.precision
+            if length >= s.window_max_s or (length >= s.window_s and precise and seen >= self.requests):
                 return pulses
 
     def step(self, seconds: float) -> Tick:
@@ -184,6 +196,8 @@ class _Run:
         start, end = pulses[0].t, pulses[-1].t
         blocks = tokens_between(token_arrivals(replies), [p.t for p in pulses])
         half = relative_half_width(blocks, [b.spent(a) for a, b in pairwise(pulses)])
+        if halves_differ(blocks, [b.t - a.t for a, b in pairwise(pulses)], self.settings.drift / 2):
+            reasons.append("drifted")
         ended = [r for r in replies if r.ended is not None and start <= r.ended < end]
         ok, failed = [r for r in ended if r.ok], [r for r in ended if r.failed]
         if len(ok) < self.settings.min_requests:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 import psutil
 
@@ -93,10 +94,40 @@ class HostLoad:
             after = self.sample()
         return (CODE,) if after.share_of_others(before) > self._limit else ()
 
+    def wait(self, seconds: float, tell: Callable[[str], None]) -> str:
+        """Wait until others take no more than the limit, `seconds` at most; "" then, else what they take.
+
+        `tell` gets the programs about every 2 s.
+        """
+        end, said = time.monotonic() + seconds, ""
+        while True:
+            before, spent = self.sample(), _spent_by_program()
+            time.sleep(SAMPLE_S)
+            share = self.sample().share_of_others(before)
+            if share <= self._limit:
+                return ""
+            ours = {process.pid for process in self._ours()}
+            more = {key: now - spent.get(key, now) for key, now in _spent_by_program().items() if key[0] not in ours}
+            names = [f"{name} (pid {pid}, {100 * more[pid, name] / SAMPLE_S:.0f} % of a core)"
+                     for pid, name in sorted(more, key=lambda key: -more[key])[:3] if more[pid, name] > SAMPLE_S / 20]
+            said = f"other programs take {100 * share:.0f} % of this host's cores: {', '.join(names) or 'none visible'}"
+            if time.monotonic() >= end:
+                return said
+            tell(said)
+
     def _ours(self) -> Iterable[psutil.Process]:
         me = psutil.Process()
         processes = [me, *me.children(recursive=True), *(self._tree.members() if self._tree else ())]
         return {process.pid: process for process in processes}.values()
+
+
+def _spent_by_program() -> dict[tuple[int, str], float]:
+    """CPU seconds of every visible process, by pid and name."""
+    spent: dict[tuple[int, str], float] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            spent[process.pid, process.name()] = sum(process.cpu_times()[:2])
+    return spent
 
 
 def _spent_s(processes: Iterable[psutil.Process]) -> float:

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from autotune.records import AutotuneError, Energy, HostCannotRun
 from autotune.utils.files import fresh
-from autotune.utils.validation import Positive, Share
+from autotune.utils.validation import NotNegative, Positive, Share
 
 
 class MeterUnavailable(HostCannotRun):
@@ -39,6 +39,7 @@ class PowerSettings:
     sample_s: interval of power samples. A gap above `max_gap_s`, or their integral off the counter by more than the
     share `tolerance`, is a validity code.
     others: share of all cores that other programs may take before a window is `host_busy` (rapl, cpu_time; 1: all).
+    wait_s: longest wait for other programs to end after that, before the study stops with exit code 4.
     """
 
     source: str
@@ -47,6 +48,7 @@ class PowerSettings:
     max_gap_s: float
     tolerance: float
     others: Share
+    wait_s: NotNegative
 
 
 @dataclasses.dataclass(frozen=True)

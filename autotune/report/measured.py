@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from autotune.records import Config, Energy, Value, config_key
+from autotune.records import STATISTICS, Config, Energy, Value, config_key
 from autotune.space.constraints import text
-from autotune.storage.trial import ALONE, BESIDE, TrialRecord
+from autotune.storage.trial import ALONE, BESIDE, LATENCIES, TrialRecord
 from autotune.utils.text import one_line
 
 # Attribute: (name for people, unit), in the order of tables.
@@ -20,7 +20,7 @@ FIGURES = {
     "accept_length": ("Acceptance length", "tok/step"), "output_agreement": ("Output agreement", ""),
     "error_rate": ("Error rate", ""),
 }
-LATENCY = re.compile(r"(ttft|tpot|itl|e2e)_(p50|p90|p99|mean)_ms")
+LATENCY = re.compile(rf"({'|'.join(LATENCIES)})_({'|'.join(STATISTICS)})_ms")
 
 
 class Tested(NamedTuple):

@@ -28,6 +28,7 @@ CRASH_WEIGHT = 0.5  # least cost of a crash as a share of a launch: it is shorte
 UNTRIED = 0.99  # past studies count where the probability of no new crash cause is below this
 DEFAULT_LAUNCH_S = 300.0
 DEFAULT_MEASURE_S = 30.0
+DEARNESS = 0.75  # a launch of c times the usual cost must gain c to this power times as much
 USUAL_LOADS = 2  # load parts per launch, for its expected cost
 
 
@@ -57,6 +58,8 @@ class Forecast(NamedTuple):
     upper: Floats  # (n,) plausible gain (95 % quantile); 0 where the server survives hardly any load part
     upper_served: Floats  # (n,) plausible gain if the server survived every load part
     cost_s: Floats  # (n,)
+    price: Floats  # (n,) factor on the least gain that justifies a launch: a dear one must gain more
+    survives: Floats  # (n,) probability that it comes up and survives its safest load part
 
     @property
     def expected(self) -> Floats:
@@ -91,24 +94,27 @@ def forecast_launches(memory: Observations, beliefs: Sequence[Belief], crashes: 
                 high = high * (ratio < UPPER * seen.sd)
             gains, upper = gains + some, np.maximum(upper, high)
     gains, upper = gains * serving, upper * allowed
+    chance = crashes.chance(rows)
     for i, key in enumerate(map(tuple, rows.tolist())):
         server = memory.servers.get(key)
-        if key in busy or (server is not None and memory.dead(server)):
+        if key in busy or (server is not None and memory.dead(server, float(chance[i]))):
             gains[i] = upper[i] = 0.0
         elif server is not None:
             gone = sorted(memory.settled(server))
             gains[i, gone] = upper[i, gone] = 0.0
     costs = Costs.of(memory)
-    chance = crashes.chance(rows)
     if past is not None:
         unseen = crashes.unseen(rows)
         combined = np.where(unseen < UNTRIED, past.chance(rows), unseen)
         chance = chance * (combined / unseen) ** past.trust_in_crashes(memory)
-    crash_s = CRASH_WEIGHT * costs.launch_s + (1 - CRASH_WEIGHT) * costs.crash_s
-    cost_s = chance * (costs.launch_s + USUAL_LOADS * costs.measure_s) + (1 - chance) * crash_s
+    usual_s = costs.launch_s + USUAL_LOADS * costs.measure_s
+    crash_s = np.maximum(CRASH_WEIGHT * costs.launch_s, crashes.crash_cost_s(rows, costs.crash_s))
+    cost_s = chance * usual_s + (1 - chance) * crash_s
+    price = np.maximum(1.0, cost_s / usual_s) ** DEARNESS
     survived, hopeful = upper * (serving > SURVIVED), serving * (upper > 0)
     return Forecast(rows, chance, hopeful.max(axis=1), gains, gains.max(axis=1), survived.max(axis=1),
-                    upper.max(axis=1), cost_s)
+                    upper.max(axis=1), cost_s, price,
+                    chance * serving.max(axis=1))
 
 
 CHEAP = 0.25  # most expensive exploratory measurement, as a share of a launch's time

@@ -28,8 +28,11 @@ from autotune.space.space import Param
 COMMON = (0.15, 0.02, 0.003)
 ENVIRONMENT = (0.5, 0.01, 0.001)
 SELF_ONLY = 0.004  # probability that only the whole configuration explains a crash
+BY_CHANCE = 0.03  # that no choice does: the fault strikes any launch
+SHARED = 0.05  # that two unrelated faults have one signature
 SEVERAL = 0.3  # factor for each further choice of a parameter in one hypothesis
-ALWAYS = ((1.0, 0.85), (0.5, 0.1), (0.15, 0.05))  # (crash rate of a faulty configuration, share of such faults)
+# (crash rate of a faulty configuration, share of such faults)
+ALWAYS = ((1.0, 0.85), (0.5, 0.06), (0.3, 0.05), (0.15, 0.04))
 KEPT = 150  # hypotheses kept for a group
 
 
@@ -40,6 +43,7 @@ class Failure(NamedTuple):
     crash: Crash
     trial: int | None
     loaded: bool  # crashed under a load part, not at its start or readiness request
+    cost_s: float = 0.0
 
 
 class Group:
@@ -60,6 +64,7 @@ class Group:
         count = self._hits(passed)[sets].all(axis=1).sum(axis=1)
         count[-1] = 0
         joint = np.array([SELF_ONLY if crashes == 1 else 0.0, *common])[size] * atom_weight[sets].prod(axis=1)
+        joint[-2] = BY_CHANCE
         joint = joint * likelihood[count]
         # probability of these crashes and passes over all hypotheses, not normalised over groupings
         self.evidence = float(joint.sum())
@@ -68,6 +73,8 @@ class Group:
         self.weights: Floats = joint[best] / max(self.evidence, 1e-300)
         self.rate: Floats = (rates[count] / np.maximum(likelihood[count], 1e-300))[best]
         self.hypotheses, self.size = sets[best], size[best]  # (k, 3) atoms, (k,) number of single conditions
+        self.by_chance = float(self.weights[best == len(sets) - 2].sum())  # probability that no choice is the cause
+        self.cost_s = float(np.mean([f.cost_s for f in failures]))
 
     def chance_to_hit(self, rows: Codes) -> Floats:
         """(n,) probability that the cause is present in each row and makes it crash."""
@@ -128,14 +135,14 @@ def _strikes(crashes: int, most: int) -> Floats:
 
 @functools.lru_cache(maxsize=512)
 def _combinations(columns: tuple[int, ...]) -> NDArray[np.intp]:
-    """(n, 3) indices of one, two or three atoms on different columns, and last the whole configuration."""
+    """(n, 3) indices of one, two or three atoms on different columns; then no atom, and the whole configuration."""
     column, nothing = np.array(columns, dtype=np.intp), len(columns)
     out = []
     for order in (1, 2, 3):
         index = np.array(list(itertools.combinations(range(nothing), order)), dtype=np.intp).reshape(-1, order)
         apart = (np.diff(np.sort(column[index], axis=1), axis=1) != 0).all(axis=1)
         out.append(np.pad(index[apart], ((0, 0), (0, 3 - order)), constant_values=nothing))
-    return np.concatenate([*out, [[nothing + 1, nothing, nothing]]])
+    return np.concatenate([*out, [[nothing] * 3, [nothing + 1, nothing, nothing]]])
 
 
 NAMED = 8.0  # factor for a parameter that the words or the stage of a crash name
@@ -212,6 +219,7 @@ class CrashModel:
         self.pair_rate = PAIR_RATE * self.rate / RATE
         self._paired = np.zeros(grid.pair_count, dtype=bool)
         self._paired[grid.pair_codes(passed).ravel()] = True
+        self._familiar = grid.with_neighbours(self._paired)
         self._shared = self._in_several_groups()
 
     def chance(self, servers: Codes) -> Floats:
@@ -223,6 +231,16 @@ class CrashModel:
         for column, code, factor in self._shared:
             chance = np.where(servers[:, column] == code, chance * factor, chance)
         return chance
+
+    def crash_cost_s(self, servers: Codes, usual_s: float) -> Floats:
+        """(n,) expected seconds of a crash of each server part; usual_s: of a crash for an unseen cause."""
+        risk = 1 - self.unseen(servers)
+        total = risk * usual_s
+        for group in self.groups:
+            if not group.loaded:
+                hit = group.chance_to_hit(servers)
+                risk, total = risk + hit, total + hit * group.cost_s
+        return np.asarray(total / np.maximum(risk, 1e-9))
 
     def _in_several_groups(self) -> list[tuple[int, int, float]]:
         """(column, code, factor on the chance) of choices that may alone explain several signatures.
@@ -249,6 +267,11 @@ class CrashModel:
         pairs = ~self._paired[self.grid.pair_codes(servers)]
         risk = ELSE * pairs.any(axis=1) + self.rate * singles.sum(axis=1) + self.pair_rate * pairs.sum(axis=1)
         return np.asarray(np.exp(-risk))
+
+    def new_pairs(self, servers: Codes) -> NDArray[np.intp]:
+        """(n,) number of pairs of choices that never came up together, nor did their neighbours, and of new choices."""
+        singles = np.sum([~seen[servers[:, i]] for i, seen in enumerate(self.seen)], axis=0)
+        return np.asarray((~self._familiar[self.grid.pair_codes(servers)]).sum(axis=1) + singles)
 
     def new(self, servers: Codes) -> NDArray[np.intp]:
         """(n,) number of choices that never came up; choices that depend on another new choice do not count."""
@@ -300,7 +323,7 @@ class CrashModel:
         """One group if one cause explains all crashes; else each crash joins the group that it fits best."""
         passed = self.served if any(f.loaded for f in failures) else self.passed
         whole = self._group(failures, passed)
-        if len(failures) == 1 or whole.evidence > 1e-3 * COMMON[2]:
+        if len(failures) == 1 or (whole.evidence > 1e-3 * COMMON[2] and whole.by_chance < 0.5):
             return [whole]
         groups: list[Group] = []
         for failure in failures:
@@ -311,6 +334,8 @@ class CrashModel:
                 groups[int(np.argmax(gains))] = joined[int(np.argmax(gains))]
             else:
                 groups.append(alone)
+        if whole.by_chance and whole.evidence > math.prod(g.evidence for g in groups) * SHARED ** (len(groups) - 1):
+            return [whole]
         return groups
 
     def _group(self, failures: Sequence[Failure], passed: Codes) -> Group:

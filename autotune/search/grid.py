@@ -9,13 +9,14 @@ A code is the index of a choice; an absent parameter has the code len(choices).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.records import Config, Value
+from autotune.records import Config, Value, exact
 from autotune.space.constraints import Rule
 from autotune.space.space import Param, Space
 
@@ -31,8 +32,8 @@ class Grid:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self.server_params = space.server_params
-        self.load_params = space.load_params
+        self.server_params = tuple(_ordered(p) for p in space.server_params)
+        self.load_params = tuple(_ordered(p) for p in space.load_params)
         self.params = self.server_params + self.load_params
         self._column = {p.name: i for i, p in enumerate(self.params)}
         self._code = [{exact(c): i for i, c in enumerate(p.choices)} for p in self.params]
@@ -68,6 +69,21 @@ class Grid:
             return self._whole_pairs
         left, right = servers[:, self._pair_left], servers[:, self._pair_right]
         return np.asarray(self._pair_offset + left.astype(np.intp) * self._pair_size + right)
+
+    def with_neighbours(self, pairs: Mask) -> Mask:
+        """(pair_count,) the pairs and those that differ from one by one step of long numeric parameters."""
+        out = pairs.copy()
+        blocks = zip(self._pair_left, self._pair_right, self._pair_offset, strict=True)
+        for left, right, at in blocks:
+            params = self.server_params[left], self.server_params[right]
+            rows, columns = len(params[0].choices) + 1, len(params[1].choices) + 1
+            block = out[at:at + rows * columns].reshape(rows, columns)
+            for param, view in zip(params, (block[:-1], block.T[:-1]), strict=True):
+                if param.numeric and len(param.choices) > 3:
+                    seen = view.copy()
+                    view[1:] |= seen[:-1]
+                    view[:-1] |= seen[1:]
+        return out
 
     def decode(self, row: Codes, params: Sequence[Param]) -> dict[str, Value]:
         return {p.name: p.choices[int(c)] for p, c in zip(params, row, strict=True) if int(c) < len(p.choices)}
@@ -154,6 +170,6 @@ class Grid:
         return hit
 
 
-def exact(value: Value | None) -> tuple[bool, Value | None]:
-    """A key that distinguishes True from 1."""
-    return isinstance(value, bool), value
+def _ordered(param: Param) -> Param:
+    """The parameter with numbers in ascending order: neighbours are alike whatever the order they are written in."""
+    return dataclasses.replace(param, choices=tuple(sorted(param.choices))) if param.numeric else param

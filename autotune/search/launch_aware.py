@@ -1,8 +1,7 @@
 """The default strategy: launch-aware, learns from crashes, closes regions by a computed decision.
 
 Order of decisions: budgets, the baseline, retries after crashes, the launch with the highest worth per second outside
-closed regions, a few checks under stronger assumed effects, the reason to stop. All but the count of checks is computed
-from the observations.
+closed regions, launches that cover pairs of choices never seen together, the reason to stop.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.records import Config
 from autotune.search import acquisition, regions
@@ -24,14 +24,13 @@ from autotune.search.transfer import Past
 from autotune.search.value_model import Prior, Strengths, ValueModel
 from autotune.space.space import Space
 
+PAIR_GAIN = 0.001  # expected gain of trying two choices together for the first time
 NEW = 1  # choices per launch that never came up, so that a crash identifies its cause
 CENTRES = 4  # best configurations around which a large space is sampled
-CHECKS = 5  # checks before the end, since the best last improved
-CHECK_GAIN = 0.005  # least expected gain of a check
-CHECK_CHANCE = 0.6  # least chance of a check
-DOUBT = (0.1, 0.5, 0.3)  # least sd of effects, share of pairs and share under a load that a check assumes
+CHECK_CHANCE = 0.6  # least chance of a launch that covers pairs before the end, as a share of the best one
+CHECK_PRICE = 2.5  # dearest such launch: a hang of an hour is not risked for an unlikely gain
+DOUBT = (0.1, 0.5, 0.3, 0.02)  # a check assumes at least: sd of effects, shares of pairs and under a load, residual
 RENEWED = 0.02  # growth of a large study that triggers new strengths of effects
-BETTER = 0.005  # log gain that counts as an improvement
 LIKELY = 0.5  # least probability that a leader survives the pending launches, for measuring it again
 
 
@@ -53,7 +52,6 @@ class LaunchAware:
         self._bar = 0.0
         self._closed: dict[str, Region] = {}
         self._pivots: list[Pivot] = []
-        self._checked = (0, -math.inf)  # (checks, value of the best then)
         self._learned = (-1, False)
         self._known = (-1, -1, -1)
         self._strengths: list[tuple[float, Strengths]] = []
@@ -137,6 +135,9 @@ class LaunchAware:
             if self.memory.uncertain(key, load) and (not self._busy or acquisition.chance_to_stay_best(
                     value, self._beliefs[0][1], *self._pending()) >= LIKELY):
                 return load  # a new leader is measured again: luck makes leaders
+        if server is not None and (undecided := self.memory.promising(
+                key, self._best[2] if self._best is not None else -math.inf)) is not None:
+            return undecided  # noise may have put it over a limit
         if self._beliefs:
             again = acquisition.repeats(self.memory, self._beliefs[0][1], key)
             gains = np.maximum(np.maximum(gains, self._sceptic(row).gains[0]), again)
@@ -161,7 +162,13 @@ class LaunchAware:
             passed = np.concatenate([crashes.passed, _row(self._baseline_key)[None]])
             crashes = CrashModel(self.grid, passed, crashes.served, crashes.failures)
         forecast = self._forecast(self._candidates(), self._expecting(True), self._busy, crashes)
+        if not self.memory.anything_works and not self._busy and (alike := regions.repeated(self.memory)) is not None:
+            return alike
         worth, found = regions.evaluate_regions(forecast, crashes, least, len(self._busy))
+        fresh_pairs = crashes.new_pairs(forecast.rows)
+        suspect = np.logical_or.reduce([region.inside for region in found], initial=False)
+        together = PAIR_GAIN * forecast.survives * fresh_pairs / forecast.price
+        worth = np.where((worth > 0) & ~suspect, worth + together, worth)
         new = crashes.new(forecast.rows)
         if self._busy:
             worth = acquisition.without_choices_under_test(crashes, forecast.rows, worth, sorted(self._busy), least)
@@ -171,7 +178,8 @@ class LaunchAware:
         self._closed = {region.name: region for region in found if region.why is not None}
         stop = regions.stop_reason(self.memory, forecast, worth, least, self._best[:2] if self._best else None,
                                    self._closed, bool(self._busy))
-        doubts = self._sceptical_check(forecast) if stop is not None and stop.kind is StopKind.GAIN else None
+        ends = stop is not None and stop.kind is StopKind.GAIN
+        doubts = self._sceptical_check(forecast, fresh_pairs) if ends else None
         if doubts is not None:
             forecast, worth = doubts
         elif stop is not None:
@@ -182,7 +190,8 @@ class LaunchAware:
         gain, chance = float(forecast.gain[pick]), float(forecast.chance[pick])
         suspects = " and ".join(r.name for r in found if not r.under_load and r.inside[pick])
         if doubts is not None:
-            reason = f"a check before the end: if interactions are strong, it may gain {gain:.1%}"
+            reason = ("a check before the end: choices that were never launched together; if interactions are strong, "
+                      f"it may gain {gain:.1%}")
         elif suspects:
             reason = f"isolates {suspects}: {chance:.0%} chance to start, may gain up to {forecast.upper[pick]:.1%}"
         else:
@@ -225,25 +234,19 @@ class LaunchAware:
             return self._best[2] if self._best else beliefs[0][1].level if beliefs and not self._beliefs else None
         return acquisition.expected_best(self._best[2], self._beliefs[0][1], *self._pending())
 
-    def _sceptical_check(self, forecast: Forecast) -> tuple[Forecast, Floats] | None:
-        """A launch that pays under large effects and interactions, or None.
+    def _sceptical_check(self, forecast: Forecast, fresh_pairs: NDArray[np.intp]) -> tuple[Forecast, Floats] | None:
+        """A launch that tries choices together for the first time, or None once all pairs are covered.
 
-        The value model may wrongly be certain that interactions are weak. A few checks test it before the end; each
-        improvement allows as many again.
+        The value model cannot know an interaction that it never saw: large effects and interactions rank the launches.
         """
-        best = self._best[2] if self._best else -math.inf
-        count, at = self._checked
-        if best > at + BETTER:
-            count = 0
-        if count >= CHECKS or not self._strengths:
-            return None
         sceptic = self._sceptic(forecast.rows)
-        worth = np.where(sceptic.chance < CHECK_CHANCE, 0.0, sceptic.expected)
+        dear = sceptic.price > CHECK_PRICE
+        worth = np.where((sceptic.survives < CHECK_CHANCE * sceptic.survives.max()) | dear | (sceptic.gain <= 0), 0.0,
+                         (sceptic.expected + acquisition.LEAST) / sceptic.price * fresh_pairs)
         for region in self._closed.values():
             worth[region.inside] = 0.0
-        if worth.max(initial=0.0) < max(CHECK_GAIN, self.limits.gain):
+        if worth.max(initial=0.0) <= 0:
             return None
-        self._checked = count + 1, max(best, at)
         return sceptic, worth
 
     def _sceptic(self, rows: Codes) -> Forecast:

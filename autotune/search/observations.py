@@ -11,6 +11,7 @@ import numpy as np
 from autotune.records import Blame, Config, Crash, Stage, Value
 from autotune.search.crash_model import Failure
 from autotune.search.grid import Codes, Floats, Grid
+from autotune.search.retries import MOST_STARTS, Retries
 from autotune.search.strategy import Measured, Observation
 from autotune.search.value_model import Data
 
@@ -18,9 +19,13 @@ Key = tuple[int, ...]
 LEAST_NOISE = 0.002
 MOST_INVALID = 2  # invalid measurements of a configuration before it is given up
 MOST_REPEATS = 3  # measurements of one configuration
+MOST_STRADDLING = 6  # the same, of one that may keep or break a limit
+STRADDLES = 1.645  # standard errors of a ratio within which its limit is undecided (90 %)
 SURE = 0.01  # relative standard error below which a leader is not measured again
 MANY = 160  # most configurations given to the value model, whose cost grows with their cube
 MANY_CRASHES, OF_ONE_KIND = 60, 10  # most crashes given to the crash model, in all and per signature: the newest
+BY_CHANCE = 0.5  # least probability to come up for another launch of a crashed server
+DEAR = 2.0  # cost of a crash in launches that no retry is worth
 NOISE = 0.02  # relative standard deviation of a measurement that does not state its own
 
 
@@ -48,7 +53,11 @@ class Observations:
         self.limits: list[str] = []
         self._feasible: tuple[int, list[tuple[Key, int]]] = (0, [])
         self._points: dict[tuple[Key, int], tuple[Floats, float]] = {}
+        self._limit_noise: dict[tuple[Key, int], Floats] = {}
         self.last_good: Key | None = None
+        self.retries = Retries()
+        self._worked: set[tuple[int, int]] = set()  # (column, code) of choices of servers that came up
+        self.doubtful: Key | None = None  # its crash may be chance: transient, or each of its choices had come up
         self.environment: list[tuple[int, Key, Crash]] = []  # (earlier launches that came up, server, crash)
 
     def key(self, server: Config) -> Key:
@@ -69,7 +78,11 @@ class Observations:
         if load is None:
             raise ValueError("a measurement needs a load part")
         server.came_up = True
-        self.passes += observation.launch_s > 0
+        if observation.launch_s > 0:
+            self.doubtful = None
+            self._worked.update(enumerate(server.row.tolist()))
+            self.passes += 1
+            self.retries.started(key, None)
         self.last_good = key
         self.measure_s.append(observation.cost_s - observation.launch_s)
         if observation.launch_s > 0:
@@ -77,15 +90,17 @@ class Observations:
         server.values.setdefault(load, []).append(observation.outcome)
         self._summarise(key, load)
 
-    def dead(self, server: Server) -> bool:
+    def dead(self, server: Server, chance: float = 0.0) -> bool:
         """True if a server part crashed at its start and gets no further launch.
 
-        One retry is left for a transient crash and for a server that came up at another time.
+        A server that came up at another time may be launched again, and so may one whose crashes struck by chance: its
+        signatures came up on a retry, or the crash model expects it to come up with the probability `chance`.
         """
         crashes = server.launch_crashes
-        if len(crashes) > 1:
-            return True
-        return bool(crashes) and not server.came_up and crashes[0].blame is not Blame.TRANSIENT
+        if not crashes or server.came_up:
+            return len(crashes) > 1
+        return len(crashes) >= MOST_STARTS or not (
+            chance >= BY_CHANCE or self.retries.worthwhile(tuple(server.row.tolist())))
 
     def settled(self, server: Server) -> set[int]:
         """Load parts that need no measurement on a server: measured, twice invalid, or the server's crash."""
@@ -97,11 +112,18 @@ class Observations:
     def _crash(self, server: Server, key: Key, load: int | None, observation: Observation, crash: Crash) -> None:
         tail = self.grid.load_rows[load] if load is not None else np.full(len(self.grid.load_params), -1, np.int16)
         self.failures.append((key, Failure(np.concatenate([server.row, tail]), crash, observation.trial,
-                                            loaded=load is not None)))
+                                            loaded=load is not None, cost_s=observation.cost_s)))
+        known = all(at in self._worked for at in enumerate(server.row.tolist()))
+        dear = self.launch_s and observation.cost_s > DEAR * float(np.mean(self.launch_s))
+        if load is None and not server.came_up and self.retries.left(crash.signature) and (
+                crash.blame is Blame.TRANSIENT or known and crash.blame is not Blame.ENVIRONMENT and not dear):
+            self.doubtful = key
         if load is not None:
             server.load_crashes.setdefault(load, []).append(crash)
         else:
             server.launch_crashes.append(crash)
+            self.doubtful = None if key == self.doubtful and len(server.launch_crashes) > 1 else self.doubtful
+            self.retries.started(key, crash.signature)
             self.crash_s.append(observation.cost_s)
         if crash.stage is Stage.SERVING and load is not None:
             server.came_up = True
@@ -112,8 +134,14 @@ class Observations:
     def evidence(self) -> list[Failure]:
         """Crashes that count against a configuration; a first transient crash does not."""
         out = [failure for key, failure in self.failures
-               if failure.crash.blame is not Blame.TRANSIENT or len(self.servers[key].launch_crashes) != 1]
+               if failure.crash.blame is not Blame.TRANSIENT or not self.retries.left(failure.crash.signature)
+               or len(self.servers[key].launch_crashes) != 1]
         return out if len(out) <= MANY_CRASHES else _newest(out)
+
+    @property
+    def anything_works(self) -> bool:
+        """True if any server came up."""
+        return any(server.came_up for server in self.servers.values())
 
     def passed(self) -> Codes:
         """(n, P) codes of server parts that came up."""
@@ -132,14 +160,27 @@ class Observations:
                    and all(self.grid.server(server.row).get(name) in values for name, values in when.items())
                    for server in self.servers.values())
 
-    def ratios(self, key: Key, load: int) -> tuple[Floats, float]:
-        """(limits,) mean log of measured / limit of a configuration, and the sd of its noise."""
-        y, noise = self._points[key, load]
-        return y[1:], noise
+    def ratios(self, key: Key, load: int) -> tuple[Floats, Floats]:
+        """(limits,) mean log of measured / limit of a configuration, and the sd of the noise of each."""
+        return self._points[key, load][0][1:], self._limit_noise[key, load]
 
     def uncertain(self, key: Key, load: int) -> bool:
         """True if a configuration's mean is uncertain and another measurement is allowed."""
-        return self._points[key, load][1] > SURE and len(self.servers[key].values[load]) < MOST_REPEATS
+        few = len(self.servers[key].values[load]) < MOST_REPEATS
+        return self._points[key, load][1] > SURE and few or self.straddles(key, load)
+
+    def straddles(self, key: Key, load: int) -> bool:
+        """True if stated errors leave open whether a limit is kept, and another measurement is allowed."""
+        ratios, noise = self.ratios(key, load)
+        seen = self.servers[key].values[load]
+        return any(m.ratio_errors for m in seen) and len(seen) < MOST_STRADDLING \
+            and bool((ratios < STRADDLES * noise).all() and (abs(ratios) < STRADDLES * noise).any())
+
+    def promising(self, key: Key, above: float) -> int | None:
+        """A load part measured on a server above a log objective that may keep its limits; None without any."""
+        at = [(self._points[key, load][0][0], load) for load in self.servers[key].values if (key, load) in self._points]
+        return next((load for value, load in sorted(at, reverse=True) if value > above and self.straddles(key, load)),
+                    None)
 
     def served(self) -> Codes:
         """(n, D) codes of configurations measured without a crash."""
@@ -181,15 +222,24 @@ class Observations:
         if valid:
             y = np.mean([[math.log(m.value or 1.0), *_ratios(m, self.limits)] for m in valid], axis=0)
             noise = sum(m.relative_noise or NOISE for m in valid) / len(valid)
-            self._points[key, load] = (y, max(LEAST_NOISE, noise / math.sqrt(len(valid))))
+            sd = max(LEAST_NOISE, noise / math.sqrt(len(valid)))
+            self._points[key, load] = (y, sd)
+            self._limit_noise[key, load] = np.array([_ratio_noise(valid, name, sd) for name in self.limits])
 
     def feasible(self) -> list[tuple[Key, int]]:
-        """Configurations that kept every limit in the majority of their valid measurements."""
+        """Configurations that kept every limit in the majority of their valid measurements; where ratios have errors,
+        in the mean of them."""
         if self._feasible[0] != self.count:
             self._feasible = self.count, [
                 (key, load) for key, server in self.servers.items() for load, seen in server.values.items()
-                if sum(1 if m.feasible else -1 for m in seen if m.value is not None and m.value > 0) > 0]
+                if (key, load) in self._points and self._keeps_limits(key, load, seen)]
         return self._feasible[1]
+
+    def _keeps_limits(self, key: Key, load: int, seen: list[Measured]) -> bool:
+        valid = [m for m in seen if m.value is not None and m.value > 0]
+        if any(m.ratio_errors for m in valid):
+            return bool((self.ratios(key, load)[0] <= 0).all())
+        return sum(1 if m.feasible else -1 for m in valid) > 0
 
 
 def _informative(values: Floats) -> list[int]:
@@ -223,3 +273,10 @@ def _ratios(measured: Measured, limits: list[str]) -> list[float]:
     """Log of measured / limit for each name."""
     unnamed = -0.1 if measured.feasible or measured.violations else 0.1
     return [math.log(max(1e-6, measured.ratios.get(name, 0.9))) if name else unnamed for name in limits]
+
+
+def _ratio_noise(valid: list[Measured], name: str, sd: float) -> float:
+    """Sd of the mean log ratio of a limit: from the stated errors, else `sd`."""
+    errors = [m.ratio_errors[name] / max(1e-6, m.ratios[name]) for m in valid
+              if name in m.ratio_errors and name in m.ratios]
+    return max(LEAST_NOISE, math.hypot(*errors) / len(errors)) if errors else sd

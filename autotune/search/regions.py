@@ -32,7 +32,6 @@ FAIR = 0.2  # a region with a lower chance is closed
 PLAUSIBLE = 0.3  # weight of a plausible gain relative to an expected one
 CERTAIN = 0.7  # least probability for believing a crash that names the choice in its text only
 LACKING = "this host lacks it"
-LAST_PROBE = 0.06  # least plausible gain times chance for one more launch when nothing else is left
 
 
 class Region(NamedTuple):
@@ -71,7 +70,9 @@ def evaluate_regions(forecast: Forecast, crashes: CrashModel, least: float,
 
     least: smallest expected gain that justifies a launch.
     """
-    worth = forecast.expected.copy()
+    worth = forecast.expected / forecast.price
+    if not len(crashes.passed):  # while nothing works, no gain weighs against a chance
+        return forecast.gain * forecast.chance, []
     found = [_Found({column: (code,)}, part, forecast.inside({column: (code,)}), under_load)
              for under_load in (False, True) for column, code, part in crashes.suspects(under_load)
              if part >= SUSPICION]
@@ -82,7 +83,7 @@ def evaluate_regions(forecast: Forecast, crashes: CrashModel, least: float,
             top = (forecast.chance * (some.inside & (forecast.upper > 0))).max(initial=0.0)
             worth[some.inside & (forecast.chance < ISOLATING * top)] = 0.0
             hopeful = some.inside & (worth > 0)
-            worth[hopeful] = np.maximum(worth, weight * forecast.chance * forecast.upper)[hopeful]
+            worth[hopeful] = np.maximum(worth, weight * forecast.chance * forecast.upper / forecast.price)[hopeful]
     free = np.logical_and.reduce([~some.inside for some in found], initial=True) & (worth > 0)
     nothing_else = not (worth[free] >= least).any()
     regions = [region for some in found
@@ -115,6 +116,7 @@ def _evaluated(forecast: Forecast, crashes: CrashModel, worth: Floats, found: _F
         ranked[hopeful] = (chances * uppers)[hopeful]
     probe = int(np.argmax(ranked))
     chance, upper, cost_s = float(chances[probe]), float(uppers[probe]), float(forecast.cost_s[probe])
+    price = float(forecast.price[probe])
     rates = np.where(inside, 0.0, forecast.expected / forecast.cost_s)
     other = int(np.argmax(rates)) if rates.max() > 0 else None
     alternative = float(rates[other]) if other is not None else 0.0
@@ -126,14 +128,17 @@ def _evaluated(forecast: Forecast, crashes: CrashModel, worth: Floats, found: _F
     said = _lacks(params[next(iter(when))], next(iter(names.values())), evidence, part) if len(when) == 1 else None
     if said is not None:
         why, opens = f"{LACKING} ({said})", "the host is repaired"
-    elif top < FAIR and not (nothing_else and not lacking and top * upper >= LAST_PROBE):
+    elif top < FAIR and not (nothing_else and not lacking and PLAUSIBLE * top * upper / price >= least):
         why, opens = f"its best chance is {top:.0%}, below {FAIR:.0%}", f"its chance rises above {FAIR:.0%}"
-    elif chance * upper < least:
+    elif chance * upper / price < least:
         why = f"a plausible gain of {upper:.1%} at a chance of {chance:.0%} is below the least gain of {least:.1%}"
         opens = f"its gain times its chance rises above {least:.1%}"
     elif chance * upper / cost_s < alternative:
         why = "the best other launch gains more per second"
         opens = f"other launches gain less than {chance * upper / cost_s * 3600:.1%} an hour"
+    elif float((worth * inside).max()) < least:
+        why = f"its expected gain of {float((worth * inside).max()):.2%} is below the least gain of {least:.1%}"
+        opens = f"its gain times its chance rises above {least:.1%}"
     left = int((inside & (forecast.gain / forecast.cost_s > alternative)).sum())
     return Region(names, inside, part, evidence, chance, upper, cost_s, left, other, why, opens, found.under_load)
 
@@ -197,7 +202,7 @@ def stop_reason(memory: Observations, forecast: Forecast, worth: Floats, least: 
 
     closed: names of the closed regions. busy: other workers have pending launches.
     """
-    came_up = any(s.came_up for s in memory.servers.values())
+    came_up = memory.anything_works
     server, load = memory.grid.space.split(memory.grid.space.baseline)
     baseline = memory.key(server), memory.grid.load_index(load)
     totals = ("nothing feasible was measured" if best is None else
@@ -222,6 +227,24 @@ def stop_reason(memory: Observations, forecast: Forecast, worth: Floats, least: 
     return None
 
 
+ALIKE = 3  # configurations with one signature, and as few choices in common as possible, that put the host in doubt
+
+
+def repeated(memory: Observations) -> Launch | Stop | None:
+    """A retry or the end after `ALIKE` configurations of one signature while nothing works; else None."""
+    crashed = [server for server in memory.servers.values() if server.launch_crashes]
+    signatures = {crash.signature for server in crashed for crash in server.launch_crashes}
+    if len(crashed) < ALIKE or len(signatures) > 1:
+        return None
+    crash = crashed[0].launch_crashes[0]
+    if memory.retries.left(crash.signature):
+        return Launch(memory.grid.server(crashed[0].row), f"{len(crashed)} configurations that share as few choices as "
+                      f"possible crashed alike ({crash.category}): one retry", 0.0, RETRY_CHANCE, intent="retry")
+    return Stop(StopKind.CRASHES, f"{len(crashed)} configurations that share as few choices as possible crashed alike "
+                f"({crash.category}), and so did a retry: suspect the host, the model or the fixed arguments of the "
+                "engine, not the choices")
+
+
 BASELINE_CHANCE = 0.95
 RETRY_CHANCE = 0.5
 
@@ -233,12 +256,12 @@ def after_crashes(memory: Observations, crashes: CrashModel, busy: AbstractSet[K
     The last good configuration shows whether the host still works. A crashed configuration with a choice that never
     came up needs no check: the host lacks that feature.
     """
-    for key, server in memory.servers.items():
-        blamed = [crash.blame for crash in server.launch_crashes]
-        if not server.came_up and blamed == [Blame.TRANSIENT] and key not in busy:
-            return Launch(memory.grid.server(server.row), f"its crash ({server.launch_crashes[0].category}) looked "
-                          "transient: one retry, then it counts against the configuration", 0.0, RETRY_CHANCE,
-                          intent="retry")
+    if memory.doubtful is not None and memory.doubtful not in busy:
+        server = memory.servers[memory.doubtful]
+        crash = server.launch_crashes[-1]
+        why = "looked transient" if crash.blame is Blame.TRANSIENT else "came although each of its choices had worked"
+        return Launch(memory.grid.server(server.row), f"its crash ({crash.category}) {why}: one retry for this "
+                      "signature, then it counts against the configuration", 0.0, RETRY_CHANCE, intent="retry")
     confirmed = {crash.signature for passes, _, crash in memory.environment if memory.passes > passes}
     doubted = [e for e in memory.environment if e[0] == memory.passes and e[2].signature not in confirmed]
     if memory.last_good is not None:

@@ -77,12 +77,14 @@ class Measured:
 
     `value`: the objective, positive, higher is better; None for an invalid measurement. `ratios`: measured / limit by
     limit, above 1 if violated. `relative_noise`: standard deviation of `value` as a share of it, None if unknown.
+    `ratio_errors`: standard errors of ratios, where known.
     """
 
     value: float | None
     feasible: bool = True
     ratios: Mapping[str, float] = dataclasses.field(default_factory=dict)
     relative_noise: float | None = None
+    ratio_errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def violations(self) -> dict[str, float]:

@@ -16,24 +16,28 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.search.grid import Codes, Floats, Grid, Mask, exact
+from autotune.records import exact
+from autotune.search.grid import Codes, Floats, Grid, Mask
 from autotune.space.space import Param
 
 OVERALL = 1.0  # sd of the unknown level after centring
 LOAD = 0.8  # sd of the curve over the load
-STRENGTHS = ((0.02, 0.3), (0.07, 0.38), (0.2, 0.26), (0.4, 0.06))  # (sd of a parameter's effects, share of parameters)
+# (sd of a parameter's effects, share of parameters)
+STRENGTHS = ((0.005, 0.1), (0.02, 0.25), (0.07, 0.35), (0.2, 0.25), (0.4, 0.05))
 # (variance of a pair's effect as a share of the product of the parameters' sds, prior probability)
 PAIRS = ((0.03, 0.6), (0.12, 0.3), (0.5, 0.1))
 UNDER_LOAD = (0.05, 0.3)  # variance of a parameter's effect under one load, as a share of its own variance
-OPTIONS = list(itertools.product((share for share, _ in PAIRS), UNDER_LOAD))
-OPTION_WEIGHTS = np.array([weight for _, weight in PAIRS for _ in UNDER_LOAD])
-RESIDUAL = 0.02  # sd of the term of one server part
+FLAT = 0.1  # prior probability that no server choice matters
+RESIDUALS = ((0.003, 0.3), (0.02, 0.7))  # (sd of the term of one server part, prior probability)
+OPTIONS = list(itertools.product((share for share, _ in PAIRS), UNDER_LOAD, (sd for sd, _ in RESIDUALS)))
+OPTION_WEIGHTS = np.array([weight * other for _, weight in PAIRS for _ in UNDER_LOAD for _, other in RESIDUALS])
 UNSEEN = 0.2  # least sd of the effect of an unmeasured choice
 LEAST_WEIGHT = 0.03
 CANDIDATES = 4  # kept strengths of interactions with at least LEAST_WEIGHT
 SWEEPS = 2
 
-Strengths = tuple[Floats, tuple[float, float]]  # variance of each parameter's effects, (share of pairs, under a load)
+# (variance of each parameter's effects, (share of pairs, share under a load, sd of one server part))
+Strengths = tuple[Floats, tuple[float, float, float]]
 
 
 class Data(NamedTuple):
@@ -79,13 +83,16 @@ class ValueModel:
         y = self._rest(data, self.prior.trust)
         like = [table[rows[:, i]][:, rows[:, i]] for i, table in enumerate(self.server_tables)]
         v = self.load_likeness(loads, loads)
-        fixed = np.diag(noise ** 2) + (OVERALL ** 2 + RESIDUAL ** 2 * self._same(rows, rows))
+        same = self._same(rows, rows)
+        loss = self.prior.loss(rows)
+        known = np.diag(noise ** 2) + OVERALL ** 2 + np.outer(loss, loss)
         strengths = np.array([s for s, _ in STRENGTHS])
         prior = np.log([w for _, w in STRENGTHS])
         variance = np.full(len(like), float((np.exp(prior) * strengths ** 2).sum()))
         share, weights = OPTIONS[0], np.ones(len(OPTIONS))
-        k = fixed[None]
+        k = known[None]
         for _ in range(SWEEPS):
+            fixed = known + share[2] ** 2 * same
             for i, u in enumerate(like):
                 others = [j for j in range(len(like)) if j != i]
                 first, linear, pairs = _sums(variance[others], [like[j] for j in others], u.shape)
@@ -96,19 +103,28 @@ class ValueModel:
                                                     + v * (LOAD ** 2 + share[1] * singles), y))
                 variance[i] = float((weight * strengths ** 2).sum())
             first, _, pairs = _sums(variance, like, v.shape)
-            k = np.asarray([fixed + first + a * pairs + v * (LOAD ** 2 + b * first) for a, b in OPTIONS])
+            k = np.asarray([known + r ** 2 * same + first + a * pairs + v * (LOAD ** 2 + b * first)
+                            for a, b, r in OPTIONS])
             weights = _weights(np.log(OPTION_WEIGHTS) + _evidence(k, y))
             share = OPTIONS[int(np.argmax(weights))]
         if self.prior.past is not None:
             best = k[[int(np.argmax(weights))]]
             self.prior.trust = max(TRUST, key=lambda trust: float(_evidence(best, self._rest(data, trust))[0]))
-        return _kept(weights, variance)
+        alike = known + RESIDUALS[0][0] ** 2 * same + v * LOAD ** 2
+        evidence = np.log(np.append(OPTION_WEIGHTS / OPTION_WEIGHTS.sum() * (1 - FLAT), FLAT)) + _evidence(
+            np.concatenate([k, alike[None]]), y)
+        total = _weights(evidence)
+        flat = float(total[-1])
+        found = [(w * (1 - flat), s) for w, s in _kept(total[:-1], variance)]
+        if flat > LEAST_WEIGHT:
+            found.append((flat, (np.full(len(like), STRENGTHS[0][0] ** 2), (*OPTIONS[0][:2], RESIDUALS[0][0]))))
+        return sorted(found, key=lambda some: -some[0])
 
     def usual_strengths(self) -> list[tuple[float, Strengths]]:
         """Weighted strengths before the first measurement."""
         strengths, weights = np.array(STRENGTHS).T
         variance = np.full(self.grid.width, float((weights * strengths ** 2).sum()))
-        return _kept(OPTION_WEIGHTS / len(UNDER_LOAD), variance)
+        return _kept(OPTION_WEIGHTS, variance)
 
     def kernel(self, a: Codes, b: Codes, strengths: Strengths) -> tuple[Floats, Floats]:
         """(len(a), len(b)) kernel as a part without the load and a part that multiplies the similarity of loads."""
@@ -120,8 +136,9 @@ class ValueModel:
             first += math.sqrt(variance[i]) * u
             u *= u
             squares += u
-        own = RESIDUAL ** 2 * self._same(a, b)
-        return OVERALL ** 2 + own + first + share[0] * (linear ** 2 - squares) / 2, LOAD ** 2 + share[1] * first
+        own = share[2] ** 2 * self._same(a, b)
+        loss = np.outer(self.prior.loss(a), self.prior.loss(b))
+        return OVERALL ** 2 + own + loss + first + share[0] * (linear ** 2 - squares) / 2, LOAD ** 2 + share[1] * first
 
     def spread(self, rows: Codes, strengths: Strengths) -> Floats:
         """(n,) prior variance of the log objective: the kernel of each row with itself."""
@@ -130,7 +147,8 @@ class ValueModel:
                       for i, table in enumerate(self.server_tables)]).reshape(len(variance), len(rows))
         first = np.sqrt(variance) @ u
         pairs = (u.sum(axis=0) ** 2 - (u ** 2).sum(axis=0)) / 2
-        return np.asarray(OVERALL ** 2 + RESIDUAL ** 2 + LOAD ** 2 + (1 + share[1]) * first + share[0] * pairs)
+        constant = OVERALL ** 2 + share[2] ** 2 + LOAD ** 2 + self.prior.loss(rows) ** 2
+        return np.asarray(constant + (1 + share[1]) * first + share[0] * pairs)
 
     def load_likeness(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
         """(len(a), len(b)) correlation of the curve over the load between load parts."""
@@ -199,6 +217,7 @@ class Posterior:
 
 def _kept(weights: Floats, variance: Floats) -> list[tuple[float, Strengths]]:
     """The likeliest strengths of interactions, with weights that add up to 1."""
+    weights = weights / weights.sum()
     kept = sorted((some for some in zip(weights.tolist(), OPTIONS, strict=True) if some[0] > LEAST_WEIGHT),
                   reverse=True)[:CANDIDATES]
     total = sum(w for w, _ in kept)
@@ -273,7 +292,12 @@ class Prior:
         believed = [_believed(grid, p, DOWN) for p in grid.server_params]
         self.means = [mean for mean, _ in believed]
         self.scales = [scale for _, scale in believed]  # (choices + 1,) sd of an effect over USUAL_SD
+        self.losses = [np.where((scale == 1) & (mean == -DOWN), mean, 0.0) for mean, scale in believed]
         self.loads = _added([_believed(grid, p, 0.0)[0] for p in grid.load_params], grid.load_rows)
+
+    def loss(self, rows: Codes) -> Floats:
+        """(n,) part of the mean, in logs, of choices without a belief; its common factor has an sd of 1."""
+        return _added(self.losses, rows)
 
     def mean(self, rows: Codes, trust: float | None = None) -> Floats:
         """(n, L) log of the expected factor against the baseline; `trust` in past studies, 0..1, replaces its own."""

@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from autotune.records import Blame, Config, Count, Crash, Measurement, Number, Outcome, Percentiles, Score, Stage, Value
+from autotune.records import (
+    STATISTICS,
+    Blame,
+    Config,
+    Count,
+    Crash,
+    Measurement,
+    Number,
+    Outcome,
+    Percentiles,
+    Score,
+    Stage,
+    Value,
+)
 from autotune.space.space import Param
 from autotune.storage.schema import Choice, convert
 
@@ -30,7 +43,7 @@ ALONE, BESIDE = "alone", "beside"
 OUTCOME = "outcome"
 FIGURES = ("tokens_per_s", "tokens_per_j", "accept_length", "window_s", "output_tokens", "requests", "errors",
            "error_rate", "prompt_tokens", "relative_error", "output_agreement", "client_cpu_share")
-LATENCIES, QUANTILES = ("ttft", "tpot", "itl", "e2e"), ("p50", "p90", "p99", "mean")
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
 
 
 class LaunchFacts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -177,7 +190,7 @@ def figures_of(m: Measurement) -> dict[str, float]:
     known |= {"watts": m.energy.watts, "joules": m.energy.joules, "energy_cross_check_j": m.energy.cross_check_j}
     for name in LATENCIES:
         latency: Percentiles | None = getattr(m, f"{name}_ms")
-        known |= {f"{name}_{of}_ms": getattr(latency, of, None) for of in QUANTILES}
+        known |= {f"{name}_{of}_ms": getattr(latency, of, None) for of in STATISTICS}
     return {name: value for name, value in known.items() if value is not None}
 
 
@@ -219,7 +232,7 @@ def _result_of_flat(attrs: Mapping[str, Any], config: Config) -> dict[str, Any] 
         outcome = {"type": "measurement", **part(reasons="window_reasons"), "concurrency": config.get("concurrency"),
                    "energy": {"joules": None, **energy}}
         for name in LATENCIES:
-            if latency := {of: known[old] for of in QUANTILES if (old := f"{name}_{of}_ms") in known}:
+            if latency := {of: known[old] for of in STATISTICS if (old := f"{name}_{of}_ms") in known}:
                 outcome[f"{name}_ms"] = latency
         score = {"value": None, **part(value="objective", ratios="limit_ratios", reasons="invalid_reasons")}
     launch = part(argv="server_argv", env="server_env", under_load="crash_under_load")

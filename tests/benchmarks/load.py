@@ -184,7 +184,7 @@ def race(contender: Contender, python: str, concurrency: int, requests: int,
         with (folder / "log").open("w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True,
                                        cwd=folder)
-            meter = CpuTimeMeter(PowerSettings("cpu_time", 1.0, 0.1, 1.0, 0.05, 1.0), Powered(process.pid), None)
+            meter = CpuTimeMeter(PowerSettings("cpu_time", 1.0, 0.1, 1.0, 0.05, 1.0, 0.0), Powered(process.pid), None)
             end = time.monotonic() + LIMIT_S
             with meter:
                 while process.poll() is None and time.monotonic() < end:

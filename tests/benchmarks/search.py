@@ -1,12 +1,12 @@
 """Search strategies side by side on tables that stand in for a cluster, in simulated hours.
 
-    python tests/benchmarks/search.py TABLE.yaml... [--random N] [--strategies launch_aware,tpe,random,grid]
+    python tests/benchmarks/search.py TABLE.yaml... [--random N] [--shuffle] [--strategies launch_aware,tpe_loads]
                                       [--seeds 20] [--hours 8] [--jobs 1] [--json] [--workers 1,4,16,64]
 
---random N adds N tables drawn by tests/search/generate.py. `launch_aware` is study.strategy=autotune; the others have
-the same names there. All strategies get the same outcomes. `reached` counts seeds whose best configuration reached
-98 % (99 %) of the noise-free optimum and stayed there; medians of launches and hours are over those seeds. A study ends
-when its hours are used or the strategy stops.
+--random N adds N tables drawn by tests/search/generate.py. `launch_aware` is study.strategy=autotune; tpe, random and
+grid have the same names there; tests/search/opponents.py adds tpe_loads, tpe_fail and smac. All get the same outcomes.
+`reached` counts seeds whose best configuration reached 98 % (99 %) of the noise-free optimum and stayed there; medians
+of launches and hours are over those seeds. A study ends when its hours are used or the strategy stops.
 
 --workers compares several workers on one study instead. `hours` is the median over all seeds until the reported
 configuration got to 98 % of the true optimum and stayed there (a seed that never did counts with all its hours), `mean`
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import importlib.util
 import itertools
 import json
 import os
@@ -41,10 +42,11 @@ from autotune.search.launch_aware import LaunchAware  # noqa: E402
 from autotune.search.optuna_samplers import SAMPLERS, OptunaStrategy  # noqa: E402
 from autotune.search.strategy import Limits, Strategy  # noqa: E402
 from tests.search.generate import random_table  # noqa: E402
+from tests.search.opponents import OPPONENTS  # noqa: E402
 from tests.search.simulate import Fleet, Run, simulate  # noqa: E402
 from tests.search.tables import Table  # noqa: E402
 
-STRATEGIES = ("launch_aware", *SAMPLERS)
+STRATEGIES = ("launch_aware", *SAMPLERS)  # by default; OPPONENTS on request
 SHARES = (0.98, 0.99)
 EARLY_H = 3.0
 PER_RANDOM_TABLE = 2  # seeds
@@ -53,6 +55,9 @@ REGRET_H = (0.1, 0.25, 0.5, 1.0, 2.0)
 
 def make(name: str, table: Table, seed: int) -> Strategy:
     """The strategy without budgets: it stops only when no gain is left."""
+    if name in OPPONENTS:
+        opponent: Strategy = OPPONENTS[name](table.space, Limits(), seed)
+        return opponent
     return LaunchAware(table.space, Limits(), seed) if name == "launch_aware" else OptunaStrategy(
         table.space, name, Limits(), seed)
 
@@ -139,7 +144,8 @@ def main() -> int:
             return 2
         for remark in table.remarks:
             print(f"search.py: {path}: {remark}", file=sys.stderr)
-        groups.append((table.name, [(table, seed) for seed in range(args.seeds)]))
+        groups.append((table.name, [(table.shuffled(seed) if args.shuffle else table, seed)
+                                    for seed in range(args.seeds)]))
     if args.random:
         tables = [random_table(i) for i in range(args.random_from, args.random_from + args.random)]
         groups.append((f"{args.random} random", [(t, s) for t in tables for s in range(PER_RANDOM_TABLE)]))
@@ -173,19 +179,23 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tables", nargs="*", type=pathlib.Path, metavar="TABLE.yaml")
-    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="comma-separated: " + ", ".join(STRATEGIES))
+    parser.add_argument("--strategies", default=",".join(STRATEGIES),
+                        help="comma-separated: " + ", ".join((*STRATEGIES, *OPPONENTS)))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--hours", type=float, default=8.0, help="simulated")
     parser.add_argument("--random", type=int, default=0, help=f"random tables, {PER_RANDOM_TABLE} seeds each")
     parser.add_argument("--random-from", type=int, default=0, help="number of the first random table")
+    parser.add_argument("--shuffle", action="store_true", help="order of parameters and choices drawn per seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--workers", help="comma-separated: compare so many workers on each table")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     args.strategies = args.strategies.split(",")
-    unknown = sorted(set(args.strategies) - set(STRATEGIES))
+    unknown = sorted(set(args.strategies) - {*STRATEGIES, *OPPONENTS})
     if unknown:
-        parser.error(f"unknown strategy {', '.join(unknown)}; known: {', '.join(STRATEGIES)}")
+        parser.error(f"unknown strategy {', '.join(unknown)}; known: {', '.join((*STRATEGIES, *OPPONENTS))}")
+    if "smac" in args.strategies and importlib.util.find_spec("smac") is None:
+        parser.error("smac needs the extra bench: pip install -e '.[bench]'")
     if not (args.tables or args.random) or min(args.seeds, args.jobs) < 1 or args.hours <= 0:
         parser.error("name at least one table, or --random N; --seeds, --jobs and --hours must be positive")
     return args

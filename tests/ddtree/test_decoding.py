@@ -100,6 +100,7 @@ def chi_square(engine: Engine, model: Model, samples: int) -> float:
     return float((statistic - freedom) / (2 * freedom) ** 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("corrupt", "low", "high"), [(0.0, -99.0, 4.0), (0.15, 8.0, 1e9)])
 def test_sampling_through_trees_keeps_the_targets_distribution(corrupt: float, low: float, high: float) -> None:
     engine = make_engine(tiny_model(), 8, topk=4, depth=3, slots=64, context=32, corrupt=corrupt)

@@ -145,6 +145,7 @@ def test_sigkill_of_the_front_leaves_no_worker(start: Start) -> None:
     eventually(lambda: not any(map(alive, workers)), 2)
 
 
+@pytest.mark.slow
 def test_a_dead_rank_ends_the_server_with_an_error(start: Start) -> None:
     server = start("--tp-size", "2", "--enable-allreduce-fusion").wait_ready()
     workers = server.workers()

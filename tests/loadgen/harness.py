@@ -29,7 +29,8 @@ OPENAI: Api = "openai_completions"
 SGLANG: Api = "sglang_generate"
 BUILTIN = WORKLOAD.prompt_source()
 PATIENCE_S = 30.0
-POWER = PowerSettings(source="none", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0)
+POWER = PowerSettings(source="none", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0,
+                      wait_s=0.0)
 METRICS = Metrics("/metrics", running="stub:num_running_reqs", queued="stub:num_queue_reqs",
                   retracted="stub:num_retracted_reqs_total", accept_tokens="stub:generation_tokens_total",
                   accept_steps="stub:verify_steps_total")

@@ -18,8 +18,8 @@ from tests.loadgen.harness import BUILTIN, OPENAI, SGLANG, target_of
 from tests.utils.test_http import said, serving
 
 SETTINGS = AgreementSettings(prompts=24, output_tokens=64, context_tokens=40, floor=0.002, ratio=2.0, alpha=0.001,
-                             timeout_s=20.0)
-SMALL = AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0)
+                             timeout_s=20.0, budget_s=60.0)
+SMALL = AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0, 60.0)
 
 
 def outputs(folder: pathlib.Path, *arguments: str, api: Api = OPENAI, runs: int = 1) -> list[list[Output]]:
@@ -102,7 +102,7 @@ def test_outputs_that_were_asked_for_otherwise_are_refused_with_what_to_set_back
 
 
 @pytest.mark.parametrize(("text", "settings"), [
-    ('[[["a", 64]]]', "agreement.prompts=1"), ('[[["a", 64], ["b", 64]], [["a", 64]]]', "outputs of another number"),
+    ('[[["a", 64]]]', "agreement.prompts=1"), ('[[["a", 64], ["b", 64]], []]', "outputs of another number"),
     *[(text, "") for text in ("", "{", "5", "[5]", "[[5]]", "[]", "{}", '{"asked": 5, "runs": []}', "[" * 100_000)]])
 def test_outputs_that_do_not_fit_are_refused_and_unreadable_ones_are_none(
         text: str, settings: str, tmp_path: pathlib.Path) -> None:
@@ -129,3 +129,16 @@ def test_an_output_without_end_is_kept_as_far_as_its_tokens_may_go(tmp_path: pat
     with serving(said(body), said(body), said(body)) as url:
         gate.check(Target(url, OPENAI, "m", False), True, str)
     assert len(gate.references()[0][0].text) == 4 * 256
+
+
+def test_a_collection_out_of_time_keeps_two_outputs_and_what_both_have_is_compared(tmp_path: pathlib.Path) -> None:
+    settings = dataclasses.replace(SETTINGS, prompts=6, budget_s=1e-6)
+    told: list[tuple[int, int]] = []
+    with Stub(tmp_path) as stub:
+        gate = Gate(tmp_path / "outputs.json", settings, BUILTIN)
+        verdict, problem = gate.check(target_of(stub), True, str, lambda done, of: told.append((done, of)))
+        assert all(2 <= len(run) <= 6 for run in gate.references()) and not problem and verdict is not None
+        whole, _ = dataclasses.replace(gate, settings=dataclasses.replace(settings, budget_s=60.0)).check(
+            target_of(stub), False, str)
+    assert verdict.agreement == 1.0 and whole is not None and whole.agreement == 1.0
+    assert told[0][1] == 18 and len(told) < 18

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from autotune.loadgen.result import Reply
-from autotune.measure.limits import Limits
+from autotune.measure.limits import Limits, few_requests
 from autotune.measure.objective import Objective
 from autotune.records import Energy, Measurement, Percentiles, UsageError
 
@@ -32,7 +32,7 @@ def test_a_limit_that_could_not_be_checked_is_broken_and_no_error_at_all_is_a_li
     assert Limits({"error_rate": 0}).ratios(MEASUREMENT) == {"error_rate": 1.02}
 
 
-@pytest.mark.parametrize("limits", [{"ttft": 1.0}, {"ttft_p95_ms": 1.0}, {"max_watts": 0}, {"max_watts": -1.0},
+@pytest.mark.parametrize("limits", [{"ttft": 1.0}, {"ttft_p96_ms": 1.0}, {"max_watts": 0}, {"max_watts": -1.0},
                                     {"max_watts": True}, {"ttft_p99_ms": float("nan")}, {"ttft_p99_ms": "fast"}])
 def test_unknown_names_and_impossible_values_are_refused(limits: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="limits: "):
@@ -65,3 +65,15 @@ def test_objectives_are_tokens_per_joule_per_second_per_good_joule_and_per_money
 def test_a_bad_objective_is_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="objective="):
         Objective(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_limit_on_a_percentile_says_how_many_requests_it_needs_and_how_far_its_ratio_may_be_off() -> None:
+    wanted = {"ttft_p50_ms": 5, "ttft_p90_ms": 29, "ttft_p95_ms": 59, "ttft_p99_ms": 299, "ttft_mean_ms": 0}
+    assert {name: Limits({name: 1.0}).requests for name in wanted} == wanted
+    latency = Percentiles(p50=10.0, p90=20.0, p99=40.0, mean=12.0, n=100, p95=30.0, errors={"p95": 0.05})
+    known = msgspec.structs.replace(MEASUREMENT, ttft_ms=latency)
+    limits = Limits({"ttft_p95_ms": 60.0, "ttft_p99_ms": 40.0})
+    assert limits.ratios(known) == pytest.approx({"ttft_p95_ms": 0.5, "ttft_p99_ms": 1.0})
+    assert few_requests(limits.ratios(known), known) == ["ttft_p99_ms of 98 requests, of 299 that it needs"]
+    assert limits.errors(known) == pytest.approx({"ttft_p95_ms": 0.025})
+    assert Limits({"ttft_p95_ms": 60.0}).ratios(MEASUREMENT) == {"ttft_p95_ms": 2.0}  # stored before p95 was

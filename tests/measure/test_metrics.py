@@ -38,11 +38,11 @@ def test_acceptance_is_the_growth_of_counters_with_their_bonus() -> None:
     assert watcher(Metrics(), {"t": 10}, {"t": 40}).accept_length(0, 2) is None
 
 
-def test_a_queue_counts_when_it_is_there_most_of_the_time_and_only_in_the_window() -> None:
+def test_retracted_requests_count_only_in_the_window_and_a_queue_is_no_disturbance() -> None:
     names = Metrics(queued="q", retracted="r_total")
     queued = watcher(names, {"q": 1, "r_total": 4}, {"q": 0, "r_total": 4}, {"q": 2, "r_total": 4},
                      {"q": 0, "r_total": 5})
-    assert queued.reasons(0, 2) == ("server_queueing",)
+    assert queued.reasons(0, 2) == ()
     assert queued.reasons(1, 3) == ("server_retracted",)
     assert queued.reasons(1, 1) == ()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 
+import numpy as np
 import pytest
 
-from autotune.measure.statistics import relative_half_width, student_t, student_t_cdf
+from autotune.measure.statistics import halves_differ, percentiles, relative_half_width, student_t, student_t_cdf
+from tests.benchmarks import limits
 
 
 @pytest.mark.parametrize(("p", "freedom", "t"), [
@@ -53,3 +56,28 @@ def test_nothing_is_claimed_from_too_little() -> None:
     assert relative_half_width([0.0] * 9, [1.0] * 9) is None
     assert relative_half_width([1.0] * 9, [0.0] * 9) is None
     assert relative_half_width([1.0] * 9, [1.0] * 9) == 0.0
+
+
+def test_the_errors_of_percentiles_are_their_spread_from_window_to_window() -> None:
+    rng = np.random.default_rng(3)
+    windows = [percentiles(rng.lognormal(0, 0.2, 400)) for _ in range(150)]
+    found = [w for w in windows if w is not None]
+    for name in ("p50", "p90", "p95", "p99", "mean"):
+        spread = float(np.std([getattr(w, name) for w in found]) / np.mean([getattr(w, name) for w in found]))
+        assert float(np.mean([w.errors[name] for w in found])) == pytest.approx(spread, rel=0.3), name
+    assert (alone := percentiles([1.0])) is not None and alone.errors == {}
+
+
+def test_a_speed_that_climbs_through_the_window_is_told_from_noise() -> None:
+    rng = np.random.default_rng(4)
+    climb = [(1 - 0.15 * np.exp(-(7 + i) / 30)) * (1 + 0.01 * rng.normal()) for i in range(30)]
+    level = [1 + 0.05 * rng.normal() for _ in range(30)]
+    assert halves_differ(climb, [1.0] * 30, 0.025) and not halves_differ(level, [1.0] * 30, 0.025)
+    assert not halves_differ(climb[:10], [1.0] * 10, 0.025)
+
+
+def test_the_program_of_the_limits_prints_one_case_a_line_and_fails_with_a_case(
+        capsys: pytest.CaptureFixture[str]) -> None:
+    code = limits.main(["--json", "--runs", "20"])
+    cases = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"case", "value", "asked", "ok"} == set(cases[0]) and code == int(not all(case["ok"] for case in cases))

@@ -84,7 +84,7 @@ def test_limits_decide_which_tokens_are_good_and_progress_is_told(tmp_path: path
 
 @pytest.mark.parametrize(("arguments", "least", "reasons"), [
     (("--queued", "3", "--retracted", "1", "--ttft-ms", "5", "--itl-ms", "4"), 4,
-     {"server_queueing", "server_retracted"}),
+     {"server_retracted"}),
     (("--usage", "none"), 10_000, {"too_few_requests", "no_usage"})])
 def test_a_window_that_does_not_count_says_why(tmp_path: pathlib.Path, arguments: tuple[str, ...], least: int,
                                                reasons: set[str]) -> None:

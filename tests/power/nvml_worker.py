@@ -20,7 +20,8 @@ from autotune.power import open_meter
 from autotune.power.meter import DeviceLost, MeterUnavailable, Powered, PowerSettings
 
 WINDOW_S = 2.0
-SETTINGS = PowerSettings(source="nvml", watts_per_core=None, sample_s=0.05, max_gap_s=0.6, tolerance=0.05, others=1.0)
+SETTINGS = PowerSettings(source="nvml", watts_per_core=None, sample_s=0.05, max_gap_s=0.6, tolerance=0.05, others=1.0,
+                         wait_s=0.0)
 
 
 def main() -> None:

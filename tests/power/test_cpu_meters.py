@@ -20,7 +20,8 @@ from autotune.power.meter import MeterUnavailable, NoMeter, Powered, PowerSettin
 from autotune.records import UsageError
 from autotune.utils.validation import convert
 
-SETTINGS = PowerSettings(source="auto", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0)
+SETTINGS = PowerSettings(source="auto", watts_per_core=10.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05, others=1.0,
+                         wait_s=0.0)
 BURN = pathlib.Path(__file__).parent / "burn.py"
 
 
@@ -149,3 +150,11 @@ def test_auto_takes_the_first_that_works_and_none_is_no_energy() -> None:
 def test_bad_power_settings_are_one_clear_line(changes: dict[str, object], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         check_source(convert(dataclasses.asdict(SETTINGS) | changes, PowerSettings, "power."))
+
+
+def test_a_wait_for_a_busy_host_ends_when_it_is_calm_and_names_the_share_when_it_is_not(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    told: list[str] = []
+    assert HostLoad(None, 1.0).wait(60.0, told.append) == "" and not told
+    assert HostLoad(None, -1.0).wait(0.0, told.append).startswith("other programs take ") and not told

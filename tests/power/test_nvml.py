@@ -129,8 +129,10 @@ def test_short_windows_lost_gpus_and_gpus_that_cannot_be_measured_are_reported(f
 def test_samples_are_written_as_they_come(found: dict[str, Any]) -> None:
     with (found["folder"] / "GPU-good.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) > 20 and {row["device"] for row in rows} == {"GPU-good"}
-    assert {float(row["watts"]) for row in rows} == {300.0} and {row["temperature_c"] for row in rows} == {"61"}
+    assert {row["device"] for row in rows} == {"GPU-good"}
+    known = [row for row in rows if row["watts"]]  # a sample that came late on a busy machine has no power of its own
+    assert len(known) > 20
+    assert {float(row["watts"]) for row in known} == {300.0} and {row["temperature_c"] for row in known} == {"61"}
     with (found["folder"] / "GPU-untraced.csv").open() as file:
         assert {row["watts"] for row in csv.DictReader(file)} == {""}  # unknown, not 0
 
@@ -138,7 +140,7 @@ def test_samples_are_written_as_they_come(found: dict[str, Any]) -> None:
 def test_without_a_driver_auto_goes_on_and_says_why(library: pathlib.Path) -> None:
     code = ("from autotune.power.meter import *\nfrom autotune.power import open_meter\n"
             "s = PowerSettings(source='auto', watts_per_core=5.0, sample_s=0.1, max_gap_s=1.0, tolerance=0.05,"
-            " others=1.0)\n"
+            " others=1.0, wait_s=0.0)\n"
             "import os; meter, why = open_meter(s, Powered(os.getpid(), ('GPU-a',)))\nprint(meter.source, why['nvml'])")
     done = run_with(library, None, "-c", code)
     assert "Driver Not Loaded" in done.stdout and done.stdout.split()[0] in ("rapl", "cpu_time"), done.stderr

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ class Table:
         except UsageError as error:
             raise ValueError(str(error)) from error
         return table
+
+    def shuffled(self, seed: int) -> Table:
+        """The same table with the order of its parameters and choices drawn by `seed`."""
+        rng = random.Random(f"order/{self.name}/{seed}")
+        names = rng.sample(list(self.params), len(self.params))
+        return Table({**self.spec, "params": {n: rng.sample(self.params[n], len(self.params[n])) for n in names}})
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pathlib
 import statistics
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from autotune.cli.verbs import make_strategy
 from autotune.config.compose import load
 from autotune.records import Blame, Config, Crash, Stage, config_key
+from autotune.search.grid import Grid
 from autotune.search.launch_aware import LaunchAware
+from autotune.search.observations import Observations
 from autotune.search.strategy import Launch, Limits, Measured, Observation, Stop, StopKind
 from tests.search.generate import random_table
 from tests.search.simulate import Run, simulate
@@ -123,7 +126,7 @@ def test_a_crash_at_the_readiness_request_closes_a_region_like_a_failed_start() 
             strategy.tell(Observation(step.server, None, crash(Blame.UNKNOWN, Stage.SERVING), 60, 60))
         else:
             answer(strategy, step, 100.0 + (step.server["depth"] == 8))
-    assert len(dead) in (1, 2) and dead[:1] != dead[1:]
+    assert len(dead) in (1, 2, 3) and dead[:1] != dead[1:2]
     (closed,) = [p for p in strategy.pivots() if p.action == "close"]
     assert closed.region == {"mode": ("b",)} and "a launch with mode=b comes up" in closed.reopens_when
 
@@ -255,3 +258,94 @@ def test_random_tables_are_solved() -> None:
     runs = [run(random_table(i))[0] for i in range(300, 360)]
     assert sum(r.reached(0.98) is not None for r in runs) >= 0.9 * len(runs)
     assert statistics.median(r.launches for r in runs) < 40
+
+
+def always(signature: str = "same") -> Table:
+    return table([{"when": {}, "log": signature}])
+
+
+@pytest.mark.parametrize("blame", [Blame.UNKNOWN, Blame.CONFIG, Blame.TRANSIENT])
+def test_an_engine_that_always_dies_alike_ends_the_study_after_four_launches(blame: Blame) -> None:
+    found, strategy = run(always(), blame=blame)
+    assert found.launches == 4 and found.stop is not None and found.stop.kind is StopKind.CRASHES
+    assert "the host, the model or the fixed arguments" in found.stop.reason
+    assert len(strategy.memory.servers) == 3  # one of them was retried
+
+
+def test_a_crashed_baseline_is_evidence_like_any_other() -> None:
+    dead = table([{"when": {"mode": "a"}}, {"when": {"mode": "b"}}], [{"when": {"fused": True}, "times": 1.2}])
+    found, _ = run(dead)
+    assert found.final_share > 0.98
+    first, second = [o for o in found.told if o.launch_s > 0][:2]
+    assert all(first.server[name] != value for name, value in second.server.items())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_two_choices_that_are_good_only_together_are_found(seed: int) -> None:
+    deceptive = table([], [{"when": {"mode": "b"}, "times": 0.8}, {"when": {"fused": True}, "times": 0.8},
+                           {"when": {"mode": "b", "fused": True}, "times": 2.2}])
+    assert run(deceptive.shuffled(seed), seed)[0].final_share > 0.98
+
+
+def test_a_space_without_any_effect_is_left_early() -> None:
+    flat = copy.deepcopy(PLAIN) | {"name": "flat"}
+    flat["tokens_per_s"]["factors"] = []
+    assert run(Table(flat))[0].launches <= 14
+
+
+def test_a_crash_of_a_configuration_whose_choices_all_worked_is_retried_once_per_signature() -> None:
+    strategy = LaunchAware(table([]).space)
+    base = launched(strategy).server
+    for change in ({}, {"mode": "b"}, {"fused": True}, {"depth": 8}):
+        strategy.tell(Observation({**base, **change}, {"concurrency": 32}, Measured(1.0), 340.0, 300.0))
+    first, second = ({**base, "mode": "b", "fused": True}, {**base, "mode": "b", "depth": 8})
+    failed(strategy, first, crash(signature="odd"))
+    retry = launched(strategy)
+    assert (retry.intent, retry.server) == ("retry", first)
+    failed(strategy, first, crash(signature="odd"))
+    failed(strategy, second, crash(signature="odd"))
+    assert launched(strategy).intent != "retry"
+
+
+def test_a_crash_that_costs_hours_is_not_bought_twice() -> None:
+    hangs = table([{"when": {"mode": "b"}, "after_s": 7200}, {"when": {"fused": True}, "after_s": 7200}],
+                  [{"when": {"depth": 8}, "times": 1.2}])
+    found, _ = run(hangs)
+    assert found.crashed <= 2 and found.final_share > 0.98
+
+
+def test_numbers_mean_the_same_in_any_order() -> None:
+    space = table([]).space
+    depth = next(p for p in space.params if p.name == "depth")
+    turned = dataclasses.replace(space, params=tuple(
+        dataclasses.replace(p, choices=(8, 2, 4)) if p is depth else p for p in space.params))
+    assert [p.choices for p in LaunchAware(turned).grid.params] == [p.choices for p in LaunchAware(space).grid.params]
+
+
+def test_a_shuffled_table_has_the_same_optimum_in_another_order() -> None:
+    of = table([], [{"when": {"mode": "b"}, "times": 1.2}])
+    turned = of.shuffled(1)
+    assert turned.optimum[0] == of.optimum[0] and turned.optimum[1] == pytest.approx(of.optimum[1])
+    assert [list(of.params), *of.params.values()] != [list(turned.params), *turned.params.values()]
+    assert turned.params == of.shuffled(1).params
+
+
+def test_a_measurement_that_straddles_its_limit_is_repeated_and_the_mean_decides() -> None:
+    space = table([]).space
+    memory, far = Observations(Grid(space)), Observations(Grid(space))
+    server, load = space.split(space.baseline)
+
+    def tell(ratio: float) -> None:
+        measured = Measured(1.0, ratio <= 1, {"ttft_p99_ms": ratio}, 0.005, {"ttft_p99_ms": 0.05})
+        memory.add(Observation(server, load, measured, 40.0, 0.0))
+
+    key, at = memory.key(server), memory.grid.load_index(load)
+    tell(1.03)
+    assert memory.feasible() == [] and memory.promising(key, -1.0) == at and memory.promising(key, 1.0) is None
+    tell(0.90)
+    assert memory.feasible() == [(key, at)] and memory.uncertain(key, at)
+    for _ in range(4):
+        tell(0.97)
+    assert memory.feasible() == [(key, at)] and not memory.straddles(key, at)  # six are enough
+    far.add(Observation(server, load, Measured(1.0, False, {"ttft_p99_ms": 1.2}, 0.005, {"ttft_p99_ms": 0.05}), 40.0))
+    assert not far.straddles(key, at) and far.feasible() == []

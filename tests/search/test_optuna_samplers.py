@@ -23,6 +23,7 @@ from autotune.search.optuna_samplers import SAMPLERS, OptunaStrategy
 from autotune.search.strategy import Launch, Limits, Measured, Observation, Stop, StopKind
 from autotune.space.constraints import Rule
 from tests.benchmarks import search as benchmark
+from tests.search.opponents import OPPONENTS
 from tests.search.simulate import simulate
 from tests.search.tables import Table
 from tests.search.test_launch_aware import PLAIN, table
@@ -90,7 +91,7 @@ def test_a_grid_too_large_to_list_is_refused() -> None:
 def test_the_benchmark_runs_any_table_of_the_format(tmp_path: pathlib.Path) -> None:
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(PLAIN))
     done = subprocess.run([sys.executable, "-m", "tests.benchmarks.search", str(tmp_path / "own.yaml"), "--seeds", "2",
-                           "--hours", "1", "--strategies", "launch_aware,random", "--json"],
+                           "--hours", "1", "--strategies", "launch_aware,random", "--shuffle", "--json"],
                           capture_output=True, text=True, check=True, cwd=ROOT)
     rows = json.loads(done.stdout)["rows"]
     assert [(r["table"], r["strategy"], r["seeds"]) for r in rows] == [
@@ -131,3 +132,10 @@ def test_unknown_keys_and_rules_that_never_match_are_remarked(tmp_path: pathlib.
     (tmp_path / "odd.yaml").write_text(yaml.safe_dump(spec))
     remarks = Table.load(tmp_path / "odd.yaml").remarks
     assert len(remarks) == 2 and "speling" in remarks[0] and "mode='z'" in remarks[1]
+
+
+def test_tpe_measures_every_load_part_of_a_launch_where_a_fair_comparison_asks_for_it() -> None:
+    of = table([])
+    found = simulate(of, OPPONENTS["tpe_loads"](of.space, Limits(), 0), 0, 8.0, launches=3)
+    assert found.launches == 3 and len(found.told) == 9
+    assert {tuple(o.load.values()) for o in found.told if o.load} == {(8,), (32,), (64,)}

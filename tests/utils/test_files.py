@@ -94,7 +94,7 @@ def test_what_is_no_file_is_no_text_no_space_and_no_record(tmp_path: pathlib.Pat
     assert end_orphans(tmp_path) == {} and "odd" not in space_files([str(spaces)])
     with pytest.raises(AutotuneError, match="pivots.jsonl cannot be read .*: remove it"):
         read_pivots(tmp_path)
-    gate = Gate(tmp_path / "agreement.json", AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0), BUILTIN)
+    gate = Gate(tmp_path / "agreement.json", AgreementSettings(1, 4, 8, 0.1, 2.0, 0.1, 2.0, 60.0), BUILTIN)
     assert gate.references() == []
     share_references(types.SimpleNamespace(attrs=dict, set_attr=pytest.fail), gate.file)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="there is no space 'odd'"):

@@ -35,7 +35,6 @@ def test_a_study_on_a_real_vllm_learns_from_its_crashes_and_ships_what_starts(tm
     overrides = (f"outputs={tmp_path}", "device=cpu", f"space.model.target={model}", f"engine.python={python}", *STUDY)
     tuned = Tuned.of(tmp_path, "vllm_cpu_moe", overrides)
     folder = tuned.folder
-    assert not any("server_queueing" in t["invalid_reasons"] for t in tuned.complete)
     assert {(t["parallel"], t["block_size"]) for t in tuned.complete} == {("tp1", 128)}
 
     at_start = [t for t in tuned.crashed if t["block_size"] == 16]
