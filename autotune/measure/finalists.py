@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Annotated, NamedTuple
 
@@ -82,13 +82,12 @@ class Finalist(NamedTuple):
 class Block(NamedTuple):
     """The outcome of one launch: the objective by load key (without loads that gave none), and what was wrong.
 
-    `bad`: why a finalist could not be deployed as it was measured here (a crash, a broken limit); "" for nothing.
-    `crash`: the signature of a crash. `disturbed`: a window must not be compared, which says nothing against the
-    configuration. Blocks of two machines are never compared.
+    `over`: loads under which a limit was broken. `crash`: the signature of a crash. `disturbed`: a window must not be
+    compared, which says nothing against the configuration. Blocks of two machines are never compared.
     """
 
     values: Mapping[str, float]
-    bad: str = ""
+    over: Collection[str] = ()
     crash: str = ""
     disturbed: bool = False
     machine: str = ""
@@ -109,7 +108,8 @@ class Gains:
     `server`: its server over the baseline's, under the finalist's load; `server_before`: under the baseline's load;
     `load`: the finalist's load over the baseline's, on the baseline's server; `both`: the finalist over the baseline.
     `verdict` is `better`, `open`, `not_better` (the interval ends below what is worth it, or a rival's begins above)
-    or `failed` (more than half of its blocks were bad).
+    or `failed` (more than half of its blocks were bad: a crash or a broken limit). `tied`: the winner is not shown to
+    be better than it.
     """
 
     server: Gain
@@ -119,13 +119,14 @@ class Gains:
     verdict: str
     blocks: int
     bad: int
+    tied: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
     """`state` is `running`, `confirmed`, `no_improvement` or `failed` (the baseline could not be measured).
 
-    `level` is the probability that an interval holds its true value, at all looks and for all finalists together.
+    `level` is the probability that all intervals hold their true values, at every look.
     """
 
     state: str
@@ -192,11 +193,12 @@ class Confirmation:
         elif block.crash and block.crash not in self._crashes:
             self._crashes.add(block.crash)  # made again once for each signature: it may have been transient
             return
-        self._blocks[self.rounds + 1, key] = block if compared else block._replace(values={}, bad="")
+        self._blocks[self.rounds + 1, key] = block if compared else Block({})
         self._queue.pop(0)
-        bad, blocks = self._bad(key)
-        if key != BASELINE and blocks >= FEWEST_BLOCKS and 2 * bad > blocks:
-            self._dropped[key] = "failed"
+        for one in self.live:
+            bad, blocks = self._bad(one)
+            if blocks >= FEWEST_BLOCKS and 2 * bad > blocks:
+                self._dropped[one] = "failed"
         if not self.live:
             self._ended = "no finalist is left"
         elif not self._queue:
@@ -226,7 +228,9 @@ class Confirmation:
             self._gain((key, load), (BASELINE, load)) if apart else Gain(),
             self._gain((key, before), (BASELINE, before)) if apart else Gain(),
             self._gain((BASELINE, load), (BASELINE, before)) if load != before else Gain(),
-            self._gain((key, load), (BASELINE, before)), verdict, blocks, bad)
+            self._gain(self._configuration(key), (BASELINE, before)), verdict, blocks, bad,
+            bool(self._winner) and key != self._winner and verdict in ("better", "open")
+            and not self._beaten(key, str(self._winner)))
 
     def _order(self) -> list[str]:
         order = [BASELINE, *self.servers]
@@ -237,7 +241,7 @@ class Confirmation:
         if self.rounds < self.settings.min_rounds:
             return
         leader = max(self.live, key=self._value)
-        if self._shown(leader):
+        if self._shown(leader) and (leader in self.servers or not self.servers):
             return self._end("")
         for key in self.live:
             high = self._gain(*self._tested(key)).high
@@ -255,20 +259,20 @@ class Confirmation:
             self._winner = max(shown, key=self._value)
             low, what = self._gain(*self._tested(self._winner)).low or 0.0, self.finalists[self._winner]
             self._ended = ((f"the server of trial {what.key} gives at least {percent(low)} more under the same load"
-                            if what.own_server else f"the load of trial {what.key} gives at least {percent(low)} more")
-                           + f", after {count(self.rounds, 'round')}")
+                            if what.own_server else f"the load gives at least {percent(low)} more, and no other server "
+                            "is shown to be better under it") + f", after {count(self.rounds, 'round')}")
 
     def _bad(self, key: str) -> tuple[int, int]:
-        """(bad blocks, blocks) of a server."""
-        found = [block for (_, name), block in self._blocks.items() if name == key and (block.values or block.bad)]
-        return sum(bool(block.bad) for block in found), len(found)
+        """(bad blocks, blocks) of a finalist."""
+        server, load = self._configuration(key)
+        found = [block for (_, name), block in self._blocks.items() if name == server and (block.values or block.crash)]
+        return sum(bool(block.crash) or load in block.over for block in found), len(found)
 
     def _logs(self, key: str, load: str) -> dict[int, tuple[str, float]]:
         """(machine, logarithm of the value) by complete round, of a server under a load."""
-        server = key if key != BASELINE and self.finalists[key].own_server else BASELINE
         return {number: (block.machine, math.log(block.values[load]))
                 for (number, name), block in self._blocks.items()
-                if name == server and number <= self.rounds and load in block.values}
+                if name == key and number <= self.rounds and load in block.values}
 
     def _pairs(self, one: tuple[str, str], other: tuple[str, str]) -> list[float]:
         """Differences of two (server, load) in the rounds that have both, on one machine."""
@@ -286,10 +290,14 @@ class Confirmation:
         half = t * stdev(found) / math.sqrt(n)
         return Gain(math.expm1(mean), math.expm1(mean - half), math.expm1(mean + half))
 
+    def _configuration(self, key: str) -> tuple[str, str]:
+        """(server, load) of a finalist."""
+        return key if self.finalists[key].own_server else BASELINE, self.finalists[key].load
+
     def _tested(self, key: str) -> tuple[tuple[str, str], tuple[str, str]]:
         """The two (server, load) whose difference decides on a finalist."""
-        finalist = self.finalists[key]
-        return (key, finalist.load), (BASELINE, finalist.load if finalist.own_server else self.base_load)
+        server, load = self._configuration(key)
+        return (server, load), (BASELINE, self.base_load if server == BASELINE else load)
 
     def _shown(self, key: str) -> bool:
         low, (bad, blocks) = self._gain(*self._tested(key)).low, self._bad(key)
@@ -298,9 +306,9 @@ class Confirmation:
 
     def _value(self, key: str) -> float:
         """The mean logarithm of a finalist's value."""
-        logs = [log for _, log in self._logs(key, self.finalists[key].load).values()]
+        logs = [log for _, log in self._logs(*self._configuration(key)).values()]
         return fmean(logs) if logs else -math.inf
 
     def _beaten(self, key: str, leader: str) -> bool:
-        low = self._gain((leader, self.finalists[leader].load), (key, self.finalists[key].load)).low
+        low = self._gain(self._configuration(leader), self._configuration(key)).low
         return low is not None and low > 0

@@ -22,8 +22,8 @@ REMEDY = "Restore a backup or use study.name=NAME."
 Choice = str | Count | Number | bool
 Choices = dict[str, Choice]
 Interval = Annotated[list[Number | None], msgspec.Meta(max_length=2)]
-# "baseline" or a trial's number
-Planned = Annotated[str, msgspec.Meta(pattern=r"^(baseline|[0-9]{1,18})\Z")]
+# "baseline", a trial's number, or load-N: the baseline's server under the load of trial N
+Planned = Annotated[str, msgspec.Meta(pattern=r"^(baseline|(load-)?[0-9]{1,18})\Z")]
 
 
 class CorruptStudy(AutotuneError):
@@ -57,7 +57,7 @@ Provenance = _struct("Provenance", {
     dict[str, str | None]: "packages", list[str]: "gpu"})
 Part = _struct("Part", {Number | None: "gain", Interval | None: "interval"})
 Gain = _struct("Gain", {Number | None: "gain", Interval | None: "interval", Count | None: "blocks bad",
-                        Part | None: "server server_before load"}, verdict=str)
+                        Part | None: "server server_before load", bool: "tied"}, verdict=str)
 Decision = _struct("Decision", {
     str | None: "method decided reason", Count | None: "winner rounds blocks", Number | None: "gain level",
     Interval | None: "interval", dict[str, Choices]: "configurations", list[Any]: "values",

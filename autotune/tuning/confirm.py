@@ -25,6 +25,7 @@ from autotune.utils.text import count
 
 METHOD = "re-launched in interleaved blocks (A B B A), paired differences of log values"
 DECIDED = {"confirmed": "improved", "no_improvement": "no_improvement"}
+LOAD_OF = "load-"  # + trial: key of the baseline's server under that trial's load
 
 
 class Budget(NamedTuple):
@@ -74,7 +75,7 @@ class Plan(NamedTuple):
         return Confirmation(found, base_load, settings, self.rounds)
 
     def launch(self, space: Space, key: str, live: Sequence[str]) -> tuple[Config, list[Config]]:
-        """(server part, load parts) of a block: a server's own load first, then the others that it is compared under."""
+        """(server part, load parts) of a block: its own load first, then the others that it is compared under."""
         base = self.configurations[BASELINE]
         others = [self.configurations[one] for one in live] if key == BASELINE else [base]
         server, own = space.split(self.configurations[key])
@@ -124,7 +125,7 @@ def confirm(tuner: Tuner, settings: ConfirmSettings, budget: Budget) -> Decision
             state.stop(reason)
         else:
             tuner.listener.note(f"confirmation round {number} of {plan.rounds}: " + (
-                "the baseline" if key == BASELINE else f"the server of trial {key}"))
+                "the baseline's server" if key == BASELINE else f"the server of trial {key}"))
             found = tuner.measure_loads(server, loads, "confirmation", confirm=key, confirm_after=searched,
                                         confirm_round=number)
             state.add(_block(space, plan, key, found))
@@ -147,7 +148,7 @@ def blocks(records: Sequence[TrialRecord], searched: int) -> dict[tuple[int, str
 
 
 def _stored(launches: list[list[TrialRecord]], space: Space, loads: Sequence[Config]) -> list[TrialRecord] | None:
-    """Take the next stored launch that was not interrupted before it had these loads or a crash; None: there is none."""
+    """Take the next stored launch that was not interrupted before these loads or a crash; None: there is none."""
     wanted = set(map(config_key, loads))
     while launches:
         ended = [r for r in launches.pop(0) if r.state in ("COMPLETE", "PRUNED")]
@@ -158,15 +159,13 @@ def _stored(launches: list[list[TrialRecord]], space: Space, loads: Sequence[Con
 
 def _block(space: Space, plan: Plan, key: str, records: Sequence[TrialRecord]) -> Block:
     """A launch as the test sees it."""
-    own = config_key(plan.configurations[key])
     values = {config_key(space.split(r.config)[1]): r.value for r in records
               if r.state == "COMPLETE" and not r.invalid_reasons and r.value is not None and r.value > 0}
     crash = next((r.crash for r in records if r.crash is not None), None)
-    broken = [name for r in records if config_key(r.config) == own for name, ratio in r.ratios.items() if ratio > 1]
-    bad = f"crash {crash.category}" if crash else f"breaks {', '.join(broken)}" if broken else ""
-    return Block(values, bad, crash.signature if crash else "",
-                 any(r.state == "COMPLETE" and r.invalid_reasons for r in records if config_key(r.config) == own),
-                 records[0].launch.machine or "")
+    over = {config_key(space.split(r.config)[1]) for r in records if any(ratio > 1 for ratio in r.ratios.values())}
+    own = config_key(plan.configurations[key])
+    disturbed = any(r.state == "COMPLETE" and r.invalid_reasons for r in records if config_key(r.config) == own)
+    return Block(values, over, crash.signature if crash else "", disturbed, records[0].launch.machine or "")
 
 
 def _plan(tuner: Tuner, records: Sequence[TrialRecord], searched: int, settings: ConfirmSettings,
@@ -189,6 +188,10 @@ def _plan(tuner: Tuner, records: Sequence[TrialRecord], searched: int, settings:
         return None
     chosen = [item for item in found if item in servers[:most] or server_key(space, item[1]) == base]
     plan = {BASELINE: dict(space.baseline), **{str(number): dict(config) for number, config in chosen}}
+    for number, config in chosen:  # the baseline's server under each other load: the load may be all of the gain
+        other = {**space.baseline, **space.split(config)[1]}
+        if other not in plan.values():
+            plan[f"{LOAD_OF}{number}"] = other
     study.set_attr("confirmation_plan", {"after_trials": searched, "configurations": plan, "rounds": rounds})
     return Plan(plan, rounds)
 
@@ -199,14 +202,18 @@ def as_attr(decision: Decision, plan: Plan, records: Sequence[TrialRecord]) -> d
         return {"gain": gain.gain, "interval": [gain.low, gain.high]}
 
     gains = {key: {**plain(g.both), "verdict": g.verdict, "blocks": g.blocks, "bad": g.bad, "server": plain(g.server),
-                   "server_before": plain(g.server_before), "load": plain(g.load)}
+                   "server_before": plain(g.server_before), "load": plain(g.load), "tied": g.tied}
              for key, g in decision.gains.items()}
     best = gains[decision.winner] if decision.winner else {"gain": None, "interval": None}
     values = [{"finalist": r.confirm, "round": r.start.confirm_round, "trial": r.number, "value": r.value}
               for r in records if r.state in ("COMPLETE", "PRUNED")]
+    won = config_key(plan.configurations[decision.winner]) if decision.winner else None
+    decided = DECIDED.get(decision.state, "undecided")
+    if decision.winner and decision.gains[decision.winner].server == Gain():
+        decided = "load_only"
     return {
-        "method": METHOD, "decided": DECIDED.get(decision.state, "undecided"), "reason": decision.reason,
-        "winner": int(decision.winner) if decision.winner else None, "gain": best["gain"],
+        "method": METHOD, "decided": decided, "reason": decision.reason,
+        "winner": next((r.number for r in records if config_key(r.config) == won), None), "gain": best["gain"],
         "interval": best["interval"], "level": decision.level, "rounds": decision.rounds,
         "blocks": len({r.launch_id for r in records}), "finalists": gains,
         "configurations": {key: dict(config) for key, config in plan.configurations.items()}, "values": values}

@@ -22,7 +22,7 @@ from autotune.config.compose import data_folder
 from autotune.measure.finalists import BASELINE, Block, Confirmation, ConfirmSettings, Decision, Finalist
 
 SETTINGS = ConfirmSettings(**yaml.safe_load((data_folder("conf") / "study" / "default.yaml").read_text())["confirm"])
-LOAD, OTHER = "load 4", "load 16"
+LOAD, OTHER, LOAD_ONLY = "load 4", "load 16", "load-0"
 NOISE = 0.01
 Noise = Callable[[random.Random], Callable[[str], float]]  # a study's source of errors (log), by server
 
@@ -77,7 +77,9 @@ class Study:
     def start(self) -> Confirmation:
         load = LOAD if self.load_gain is None else OTHER
         finalists = [Finalist(str(i), load) for i in range(len(self.gains))]
-        return Confirmation(finalists, LOAD, dataclasses.replace(SETTINGS, finalists=len(finalists)), self.rounds)
+        if self.load_gain is not None:
+            finalists.append(Finalist(LOAD_ONLY, load, own_server=False))
+        return Confirmation(finalists, LOAD, dataclasses.replace(SETTINGS, finalists=len(self.gains)), self.rounds)
 
     def blocks(self, seed: int) -> Callable[[str], Block]:
         """A source of launches."""
@@ -88,12 +90,12 @@ class Study:
             gain, e = 0.0 if key == BASELINE else self.gains[int(key)], error(key)
             if key != BASELINE and rng.random() < self.bad:
                 if rng.random() < 0.5:
-                    return Block({}, "crash", f"signature {rng.randrange(3)}")
-                return Block({LOAD: 40 * math.exp(gain + e)}, "breaks ttft_p99_ms")
+                    return Block({}, crash=f"signature {rng.randrange(3)}")
+                return Block({LOAD: 40 * math.exp(gain + e)}, {LOAD})
             values = {LOAD: 40 * math.exp(gain + e)}
             if self.load_gain is not None:
                 values[OTHER] = 40 * math.exp(gain + self.load_gain + e + rng.gauss(0, NOISE / 3))
-            return Block(values, "breaks ttft_p99_ms" if key == BASELINE and self.baseline_over else "")
+            return Block(values, {LOAD} if key == BASELINE and self.baseline_over else ())
         return block
 
     def run(self, seed: int) -> Decision:
@@ -124,7 +126,8 @@ AA = {"equal": Study([0.0]), "two finalists": Study([0.0] * 2), "five finalists"
       "one of five has four times the noise": Study([0.0] * 5, louder("0")),
       "drift of 5 %": Study([0.0] * 2, drift), "AR 0.8 between blocks": Study([0.0] * 2, correlated),
       "t with 2.5 degrees of freedom": Study([0.0] * 2, heavy), "step of 5 %": Study([0.0] * 2, step),
-      "another load gives 50 %": Study([0.0] * 2, load_gain=0.4)}
+      "another load gives 50 %": Study([0.0] * 2, load_gain=0.4),
+      "another load gives nothing": Study([0.0] * 2, load_gain=0.0)}
 POWER = {"one finalist in eight rounds": Study([math.log(1.03)], rounds=8),
          "two finalists in ten rounds": Study([0.0, math.log(1.03)], rounds=10)}
 
@@ -132,7 +135,8 @@ POWER = {"one finalist in eight rounds": Study([math.log(1.03)], rounds=8),
 def cases(studies: int) -> Iterator[tuple[str, float, str, bool]]:
     """(case, value, what is asked, whether it holds) of every case."""
     for name, study in AA.items():
-        false = sum(study.run(seed).winner is not None for seed in range(studies)) / studies
+        true = {None} if not study.load_gain else {None, LOAD_ONLY}
+        false = sum(study.run(seed).winner not in true for seed in range(studies)) / studies
         yield f"false winners: {name}", false, "at most 0.035", false <= 0.035
     for name, study in POWER.items():
         best = str(len(study.gains) - 1)
@@ -150,6 +154,9 @@ def cases(studies: int) -> Iterator[tuple[str, float, str, bool]]:
     lost = Study([math.log(1.3)], bad=0.1)
     kept = sum(lost.run(seed).winner == "0" for seed in range(studies)) / studies
     yield "a true +30 % with 10 % bad blocks is kept", kept, "at least 0.97", kept >= 0.97
+    load = Study([0.0], load_gain=math.log(1.5))
+    told = sum(load.run(seed).winner == LOAD_ONLY for seed in range(studies)) / studies
+    yield "a gain of the load alone is told as such", told, "at least 0.95", told >= 0.95
     over = Study([math.log(1.1)], baseline_over=True)
     decided = sum(over.run(seed).state == "confirmed" for seed in range(studies)) / studies
     yield "a baseline over its limit is decided", decided, "at least 0.99", decided >= 0.99
