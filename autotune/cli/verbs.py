@@ -228,6 +228,8 @@ def progress(settings: Settings, study: Study, host: preflight.Preflight) -> Pro
     listener.note(f"study {settings.study_name}: {len(past)} trials so far, objective "
                   f"{settings.objective.name.replace('_', ' ')}, energy from {energy}"
                   + "".join(f"; not {reason}" for reason in host.refused.values()))
+    if kept := settings.study.confirm.reserve(settings.study.launches):
+        listener.note(f"{settings.study.launches} launches, of which {kept} are kept for the confirmation of the best")
     return listener
 
 
