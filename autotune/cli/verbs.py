@@ -69,7 +69,7 @@ def tune(settings: Settings) -> int:
     from autotune.search.launch_aware import LaunchAware
     from autotune.search.strategy import StopKind
     from autotune.tuning import bug_reports
-    from autotune.tuning.confirm import check_interference, confirm
+    from autotune.tuning.confirm import Budget, check_interference, confirm
 
     with contextlib.ExitStack() as held:
         executor = held.enter_context(open_executor(settings))
@@ -93,7 +93,9 @@ def tune(settings: Settings) -> int:
                 check_interference(tuner, executor)
             tuner.executor = executor.alone
         bug_reports.isolate(tuner, settings.study.isolate)
-        if settings.study.confirm.finalists and (decision := confirm(tuner, settings.study.confirm)) is not None:
+        budget = Budget(settings.study.launches, settings.study.hours)
+        if settings.study.confirm.finalists and stop.kind is not StopKind.HOST and (
+                decision := confirm(tuner, settings.study.confirm, budget)) is not None:
             listener.note(f"confirmation: {decision.state.replace('_', ' ')}: {decision.reason}")
     render.report(dataclasses.replace(settings, out=None), study)  # out= names the launch file
     made_by = versions(study.attrs()["provenance"])
@@ -226,6 +228,8 @@ def progress(settings: Settings, study: Study, host: preflight.Preflight) -> Pro
     listener.note(f"study {settings.study_name}: {len(past)} trials so far, objective "
                   f"{settings.objective.name.replace('_', ' ')}, energy from {energy}"
                   + "".join(f"; not {reason}" for reason in host.refused.values()))
+    if kept := settings.study.confirm.reserve(settings.study.launches):
+        listener.note(f"{settings.study.launches} launches, of which {kept} are kept for the confirmation of the best")
     return listener
 
 
@@ -254,7 +258,9 @@ def make_strategy(settings: Settings) -> Strategy:
     from autotune.search.transfer import past_observations
 
     study = settings.study
-    limits = Limits(launches=study.launches, hours=study.hours, gain=study.min_gain)
+    kept = study.confirm.reserve(study.launches)
+    hours = study.hours if study.hours is None or not study.launches else study.hours * (1 - kept / study.launches)
+    limits = Limits(study.launches and study.launches - kept, hours, study.min_gain)
     if study.strategy != "autotune":
         if study.warm_start:
             raise UsageError(f"study.strategy={study.strategy} learns nothing from study.warm_start: leave one out")

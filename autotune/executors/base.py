@@ -12,6 +12,7 @@ import abc
 import contextlib
 import dataclasses
 import pathlib
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,7 @@ class RunningServer(abc.ABC):
     """A launch: crashed at its start (`crash`), or serving. `argv`, `env` and `resolved` are free of secrets.
 
     `neighbours`: most launches beside this one on its host during its last measurement, None where it runs alone or
-    the number is unknown.
+    the number is unknown. `machine`: the name of its host.
     """
 
     folder: pathlib.Path
@@ -49,6 +50,7 @@ class RunningServer(abc.ABC):
     env: dict[str, str]
     resolved: dict[str, Any]
     neighbours: int | None = None
+    machine: str = dataclasses.field(default_factory=socket.gethostname)
 
     @property
     def resolved_key(self) -> str | None:

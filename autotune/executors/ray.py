@@ -61,7 +61,7 @@ class RayWorker:
             write_json(kept, references)
         server = self.server = self._open.enter_context(
             self.executor.launch(config, self.folder, lambda stage, after_s: None))
-        return ({name: getattr(server, name) for name in ("crash", "launch_s", "argv", "env", "resolved")},
+        return ({name: getattr(server, name) for name in ("crash", "launch_s", "argv", "env", "resolved", "machine")},
                 server.alive, json.loads(kept.read_text()) if kept.exists() else None)
 
     def measure(self, load: Config, label: int | str) -> tuple[Measurement | Crash, bool]:

@@ -287,8 +287,7 @@ def _claim(story: Story, record: TrialRecord) -> str:
         return "no improvement: this is the baseline, confirmed as good as anything found"
     if story.gain is None:
         return "not confirmed"
-    return f"{verdict.headline(story)} {verdict.support(story)}" if story.gain.confirmed else \
-        f"not confirmed ({percent(story.gain.share, signed=True)} over the baseline)"
+    return f"{verdict.headline(story)} {verdict.support(story)}" if story.gain.confirmed else verdict.headline(story)
 
 
 def _warning(record: TrialRecord, entry: Tested | None) -> str | None:
@@ -305,7 +304,9 @@ def _origin(settings: Settings, story: Story, record: TrialRecord, entry: Tested
         "study": story.study, "trial": record.number, "config": record.config,
         "command": [plain(word) for word in words], "env": {name: plain(value) for name, value in env.items()},
         "feasible": entry.feasible if entry else False, "conclusion": str(story.conclusion),
-        "verdict": _claim(story, record), "gain": story.gain and story.gain._asdict(), "objective": story.objective,
+        "verdict": _claim(story, record), "gain": story.gain and story.gain._asdict(),
+        "shares": {name: gain and gain._asdict() for name, gain in story.shares._asdict().items()},
+        "objective": story.objective,
         "unit": story.unit, "value": entry.value if entry else None, "figures": entry.figures if entry else {},
         "energy_source": entry.energy.source if entry else None,
         "energy_assumed": entry.energy.assumed if entry else None,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LOADS = ("concurrency", "context")
 # Verdicts in the order of the table, with their tones; open: an interval includes no effect, or is unknown.
+PARTS = {"server": "", "load": " (load alone)", "both": " (server and load)"}
 TONES = {"changed sign": "bad", "differs": "strong", "open": "muted", "alike": ""}
 
 
@@ -76,7 +77,8 @@ class Comparison(NamedTuple):
                 f"{len(devices)} devices" if len(devices) > 1 else ", ".join(devices), one_line(s.engine),
                 with_unit(s.baseline.value if s.baseline else None, s.unit),
                 with_unit(s.winner.value if s.winner else None, s.unit),
-                percent(s.gain.share, signed=True) if s.gain else "", str(s.conclusion).replace("_", " ")))
+                f"{percent(s.gain.share, signed=True)}{PARTS[s.gain.of]}" if s.gain else "",
+                str(s.conclusion).replace("_", " ")))
         return table(("Study", "Devices", "Engine", ">Baseline", ">Best", ">Gain", "Verdict"), rows)
 
     def _best(self) -> Table:

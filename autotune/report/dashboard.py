@@ -167,6 +167,7 @@ def _levers(story: Story) -> dict[str, Any] | None:
 
 def study_note(story: Story) -> str:
     return markdown("study_note.jinja", story=story, figures=tables.figures(story)._replace(caption=""),
+                    shares=tables.shares(story),
                     command=f"python -m autotune report +space={shlex.quote(story.space.name)}")
 
 

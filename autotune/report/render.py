@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from autotune.storage.study import Study
 
 # Style of the headline on the page and on the terminal.
-TONES = {Conclusion.IMPROVED: ("good", "bold green"), Conclusion.NO_IMPROVEMENT: ("plain", "bold"),
+TONES = {Conclusion.IMPROVED: ("good", "bold green"), Conclusion.LOAD_ONLY: ("good", "bold green"),
+         Conclusion.NO_IMPROVEMENT: ("plain", "bold"),
          Conclusion.UNDECIDED: ("warn", "bold yellow"), Conclusion.NOT_CONFIRMED: ("warn", "bold cyan"),
          Conclusion.NOTHING_FEASIBLE: ("bad", "bold red"), Conclusion.NOTHING_MEASURED: ("bad", "bold red")}
 COLOURS = {"good": "green", "bad": "red"}  # of table cells on the terminal
@@ -254,7 +255,9 @@ def as_data(story: Story) -> dict[str, Any]:
         "study": story.study, "conclusion": str(story.conclusion), "headline": verdict.headline(story),
         "objective": story.objective, "unit": story.unit,
         "winner": _tested(story.winner), "baseline": _tested(story.baseline),
-        "gain": story.gain and story.gain._asdict(), "limits": [limit._asdict() for limit in story.limits],
+        "gain": story.gain and story.gain._asdict(),
+        "shares": {name: gain and gain._asdict() for name, gain in story.shares._asdict().items()},
+        "limits": [limit._asdict() for limit in story.limits],
         "finalists": [_tested(t) for t in story.finalists],
         "counts": story.counts._asdict(), "spent_s": story.spent._asdict(),
         "levers": [lever._asdict() for lever in story.levers],

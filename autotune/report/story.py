@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from autotune.measure.objective import UNITS
-from autotune.records import AutotuneError, Count, UsageError
+from autotune.records import AutotuneError, Config, Count, UsageError
 from autotune.report.crashes import CrashGroup, Untried, group, launch_key, untried
 from autotune.report.levers import Lever, levers
 from autotune.report.measured import Tested, copied, ended, find, tested, valid
-from autotune.space.space import Space
+from autotune.space.space import Space, server_key
 from autotune.storage.schema import Choice, read_pivots
 from autotune.storage.trial import TrialRecord
 from autotune.utils.files import read_plain
@@ -39,6 +39,7 @@ class Conclusion(enum.StrEnum):
     """The claim that the study supports about its best configuration."""
 
     IMPROVED = "improved"  # confirmed by interleaved re-measurement
+    LOAD_ONLY = "load_only"  # confirmed: another load gains, another server does not
     NO_IMPROVEMENT = "no_improvement"  # confirmed: nothing beats the baseline by enough
     UNDECIDED = "undecided"  # re-measured, and the interval does not decide
     NOT_CONFIRMED = "not_confirmed"  # best of single measurements
@@ -46,16 +47,37 @@ class Conclusion(enum.StrEnum):
     NOTHING_MEASURED = "nothing_measured"
 
 
-DECIDED = (Conclusion.IMPROVED, Conclusion.NO_IMPROVEMENT, Conclusion.UNDECIDED)  # by the confirmation
+DECIDED = (Conclusion.IMPROVED, Conclusion.LOAD_ONLY, Conclusion.NO_IMPROVEMENT,
+           Conclusion.UNDECIDED)  # by the confirmation
+GAINFUL = (Conclusion.IMPROVED, Conclusion.LOAD_ONLY)
 
 
 class Gain(NamedTuple):
-    """Gain of the winner over the baseline as a share, with its 95 % interval where known."""
+    """A gain of the winner over the baseline as a share, with its interval where known.
+
+    `of`: what was changed for it: `server` (under equal load), `load` (on the baseline's server) or `both`. `level` is
+    the interval's: of a confirmation for all its intervals and looks together, else of the windows alone.
+    """
 
     share: float
     low: float | None
     high: float | None
     confirmed: bool
+    of: str = "server"
+    level: float = 0.95
+
+
+class Shares(NamedTuple):
+    """The gain in its parts; None: not measured, or both have the same server or the same load.
+
+    `server`: the winner's server over the baseline's under the winner's load; `server_before`: under the baseline's
+    load; `load`: the winner's load over the baseline's, on the baseline's server; `both`: all that was changed.
+    """
+
+    server: Gain | None = None
+    server_before: Gain | None = None
+    load: Gain | None = None
+    both: Gain | None = None
 
 
 class Counts(NamedTuple):
@@ -123,7 +145,7 @@ class Story:
 
     @property
     def confirmed(self) -> bool:
-        return self.conclusion in (Conclusion.IMPROVED, Conclusion.NO_IMPROVEMENT)
+        return self.conclusion in (*GAINFUL, Conclusion.NO_IMPROVEMENT)
 
     @property
     def engine(self) -> str:
@@ -135,36 +157,82 @@ class Story:
 
     def confirmed_gain(self, entry: Tested | None) -> Mapping[str, Any]:
         """The confirmation's result for one configuration; {} for none."""
-        finalists = self.confirmation.get("finalists") or {}
-        numbers = entry.trials if entry is not None else ()
-        return next((finalists[str(n)] for n in numbers if str(n) in finalists), {})
+        finalists, configurations = (self.confirmation.get(x) or {} for x in ("finalists", "configurations"))
+        keys = () if entry is None else (*map(str, entry.trials), *(
+            key for key, config in configurations.items() if config == entry.config))
+        return next((finalists[key] for key in keys if key in finalists), {})
 
     @functools.cached_property
     def gain(self) -> Gain | None:
-        """Gain of the winner over the baseline; None when either is unknown or they are the same."""
-        baseline, winner, conclusion = self.baseline, self.winner, self.conclusion
-        result = self.confirmation if self.confirmation.get("gain") is not None else self.confirmed_gain(winner)
-        if result.get("gain") is not None and conclusion is not Conclusion.NO_IMPROVEMENT:
-            low, high = (list(result.get("interval") or []) + [None, None])[:2]
-            return Gain(float(result["gain"]), low, high, conclusion is Conclusion.IMPROVED)
-        if baseline is None or winner is None or baseline.value <= 0 or winner.config == baseline.config:
+        """What the verdict states: the gain of the winner's server under equal load where it was measured, or of its
+        load where the server is the baseline's. None where there is nothing to compare."""
+        return self.stated(self.winner, self.shares)
+
+    def stated(self, entry: Tested | None, shares: Shares | None) -> Gain | None:
+        """The part of a configuration's gain that is worth stating first."""
+        if entry is None or shares is None:
             return None
-        factor = winner.value / baseline.value
-        if winner.relative_error is None or baseline.relative_error is None:
-            return Gain(factor - 1, None, None, False)
-        half = math.hypot(winner.relative_error, baseline.relative_error)
-        return Gain(factor - 1, factor * math.exp(-half) - 1, factor * math.exp(half) - 1, False)
+        return shares.server or (shares.load if self._same_server(entry) else None) or shares.both
 
     @functools.cached_property
-    def same_load(self) -> float | None:
-        """Gain over the baseline's server under the winner's load, where that is another load and was measured."""
-        if self.winner is None:
+    def reference(self) -> Tested | None:
+        """The configuration that `gain` compares the winner with."""
+        same = self.same_load
+        return same if same is not None and self.gain is not None and self.gain.of == "server" else self.baseline
+
+    @functools.cached_property
+    def shares(self) -> Shares:
+        """The winner's gain in its parts, from the confirmation where it was confirmed, else from the windows."""
+        if self.winner is None or self.conclusion is Conclusion.NO_IMPROVEMENT:
+            return Shares()
+        return self.confirmed_shares(self.winner) or self._measured_shares(self.winner)
+
+    def confirmed_shares(self, entry: Tested) -> Shares | None:
+        """The parts of a finalist's gain from the confirmation; None for another configuration."""
+        result = self.confirmed_gain(entry)
+        if result.get("gain") is None:
             return None
-        (server, base_load), load = self.space.split(self.space.baseline), self.space.split(self.winner.config)[1]
-        same = find({**server, **load}, self.measured)
-        if same is None or same is self.winner or same.value <= 0 or load == base_load:
-            return None
-        return self.winner.value / same.value - 1
+        level, confirmed = self.confirmation.get("level") or 0.95, self.conclusion in GAINFUL and entry is self.winner
+
+        def gain(of: str, found: Mapping[str, Any] | None) -> Gain | None:
+            low, high = (list((found or {}).get("interval") or []) + [None, None])[:2]
+            return Gain(float((found or {})["gain"]), low, high, confirmed, of, level) \
+                if found and found.get("gain") is not None else None
+
+        if self._same_server(entry):
+            return Shares(load=gain("load", result), both=gain("both", result))
+        equal = self._load(entry) == self._load()
+        return Shares(gain("server", result if equal else result.get("server")),
+                      gain("server", result.get("server_before")), gain("load", result.get("load")),
+                      gain("both", result))
+
+    def _measured_shares(self, winner: Tested) -> Shares:
+        base, same = self.baseline, self.same_load
+
+        def gain(of: str, other: Tested | None, one: Tested | None) -> Gain | None:
+            if one is None or other is None or other.value <= 0 or one.config == other.config:
+                return None
+            factor, errors = one.value / other.value, (one.relative_error, other.relative_error)
+            half = None if None in errors else math.hypot(*filter(None, errors))
+            low, high = (None, None) if half is None else (factor * math.exp(-half) - 1, factor * math.exp(half) - 1)
+            return Gain(factor - 1, low, high, False, of)
+
+        before = find({**self.space.split(winner.config)[0], **self._load()}, self.measured)
+        apart = same is not base
+        return Shares(gain("server", same, winner), gain("server", base, before) if apart else None,
+                      gain("load", base, same) if apart else None, gain("both", base, winner))
+
+    def _load(self, entry: Tested | None = None) -> Config:
+        return self.space.split(entry.config if entry else self.space.baseline)[1]
+
+    def _same_server(self, entry: Tested) -> bool:
+        return server_key(self.space, entry.config) == server_key(self.space, self.space.baseline)
+
+    @functools.cached_property
+    def same_load(self) -> Tested | None:
+        """The baseline's server under the winner's load, if it was measured."""
+        return None if self.winner is None else find(
+            {**self.space.split(self.space.baseline)[0], **self._load(self.winner)}, self.measured)
 
     @functools.cached_property
     def counts(self) -> Counts:

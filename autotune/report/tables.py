@@ -11,7 +11,7 @@ from autotune.report.charts import px
 from autotune.report.crashes import fates
 from autotune.report.levers import Lever
 from autotune.report.measured import Tested, changes_text, choice_text, config_text, region_text, value_text
-from autotune.report.story import Conclusion, Story
+from autotune.report.story import Story
 from autotune.space.space import server_key
 from autotune.utils.text import count, number, one_line, percent, with_unit
 
@@ -86,40 +86,53 @@ def changes(story: Story, base: Tested, winner: Tested) -> Table:
 
 
 def figures(story: Story) -> Table:
-    """Every known figure of the baseline and the winner (where that is another) with the limits."""
-    base, winner = story.baseline, story.winner
+    """Every known figure of the baseline and the winner (where that is another) with the limits.
+
+    Changes are those from the configuration that the verdict compares the winner with.
+    """
+    base, winner, reference = story.baseline, story.winner, story.reference
     limits = {measured.limited(limit.name): limit for limit in story.limits}
     rows = []
     for name in [*measured.FIGURES, *(n for n in limits if n not in measured.FIGURES)]:
         title, unit = measured.figure_title(name)
-        a = base.figures.get(name) if base else None
-        b = winner.figures.get(name) if winner else None
+        a, same, b = (entry.figures.get(name) if entry else None for entry in (base, reference, winner))
         if a is not None or b is not None or name in limits:
-            rows.append((title, with_unit(a, unit), with_unit(b, unit),
-                         percent(b / a - 1, signed=True) if a and b is not None else "",
+            rows.append((title, with_unit(a, unit), with_unit(same, unit), with_unit(b, unit),
+                         percent(b / same - 1, signed=True) if same and b is not None else "",
                          verdict.limit_words(limits[name]) if name in limits else ""))
     if base is winner:
-        return table(("Figure", ">Baseline", "?Limit"), ((r[0], r[1], r[4]) for r in rows), "The baseline's figures")
-    head = "Winner" if story.conclusion is Conclusion.IMPROVED else "Best"
-    return table(("Figure", ">Baseline", f">{head}", ">Change", "?Limit"), rows, "Figures")
+        return table(("Figure", ">Baseline", "?Limit"), ((r[0], r[1], r[5]) for r in rows), "The baseline's figures")
+    head = "Winner" if story.confirmed else "Best"
+    shown = table(("Figure", ">Baseline", ">Its server at this load", f">{head}", ">Change", "?Limit"), rows, "Figures")
+    return shown if reference is not base else shown.only("Figure", "Baseline", head, "Change", "Limit")
+
+
+def shares(story: Story) -> Table:
+    """What the server, the load and both together give."""
+    parts = {"The server, under its load": story.shares.server,
+             "The server, under the baseline's load": story.shares.server_before,
+             "The load, on the baseline's server": story.shares.load, "Both together": story.shares.both}
+    return table(("What was changed", ">Gain", "Interval"), (
+        (what, percent(gain.share, signed=True), verdict.interval_text(gain))
+        for what, gain in parts.items() if gain is not None), "The gain in its parts")
 
 
 def finalists(story: Story) -> Table:
-    """The best feasible configurations with the confirmation's results."""
+    """The best feasible configurations with the confirmation's results under equal load."""
     acceptance = any(ACCEPTANCE in entry.figures for entry in story.finalists)
     rows = []
     for entry in story.finalists:
-        result = story.confirmed_gain(entry)
-        won = entry is story.winner and story.confirmed
-        low, high = (list(result.get("interval") or []) + [None, None])[:2]
+        gain = story.stated(entry, story.confirmed_shares(entry))
         error = "" if entry.relative_error is None else f" ± {percent(entry.relative_error)}"
         changes = changes_text(story.space.baseline, entry.config) or "nothing: it is the baseline"
         rows.append((str(entry.trial), changes, f"{number(entry.value)}{error}",
                      *([number(entry.figures.get(ACCEPTANCE))] if acceptance else []),
-                     percent(result.get("gain"), signed=True) if result else "", verdict.interval_text(low, high),
-                     "winner" if won else str(result.get("verdict", "")).replace("_", " ")))
-    return table(("Trial", "Differs from the baseline in", f">{story.unit}",
-                  *([">Acceptance length"] if acceptance else []), ">Confirmed gain", "Interval", "Standing"), rows)
+                     percent(gain.share, signed=True) if gain else "", verdict.interval_text(gain) if gain else "",
+                     verdict.finalist_words(story, entry)))
+    return table(("Trial", "Differs from the baseline in", f">{story.unit}", *([">Acceptance length"] if acceptance
+                  else []), ">Confirmed gain", "Interval", "Standing"), rows,
+                 "Confirmed gains are the server's under equal load; of another load on the baseline's server, that "
+                 "load's" if any(story.confirmed_gain(entry) for entry in story.finalists) else "")
 
 
 def load(story: Story) -> Table | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from autotune.report.measured import FIGURES, Tested, config_text, figure_title
-from autotune.report.story import Conclusion, Limit, Story
+from autotune.report.story import GAINFUL, Conclusion, Gain, Limit, Story
 from autotune.utils.text import count, duration, number, one_line, percent, with_unit
 
 PHRASES = {"tokens_per_joule": "output tokens per joule", "tokens_per_s": "output tokens per second",
@@ -40,19 +40,27 @@ def headline(story: Story) -> str:
         return "The baseline is the best configuration measured."
     if gain is None:
         return f"Trial {winner.trial} gives {with_unit(winner.value, unit)}; no baseline figure to compare with."
-    what = PHRASES.get(story.objective, unit)
+    what, load = PHRASES.get(story.objective, unit), config_text(story.space.split(winner.config)[1])
+    base_load = config_text(story.space.split(story.space.baseline)[1])
     if gain.share >= 1:
-        words = f"Trial {winner.trial} gives {number(1 + gain.share, 3)} times the {what} of the baseline"
+        more, than = f"{number(1 + gain.share, 3)} times the {what}", "of"
     else:
-        more = "more" if gain.share >= 0 else "fewer"
-        words = f"Trial {winner.trial} gives {percent(abs(gain.share))} {more} {what} than the baseline"
+        more, than = f"{percent(abs(gain.share))} {'more' if gain.share >= 0 else 'fewer'} {what}", "than"
+    if gain.of == "load":
+        words = f"Keep the baseline's server and run it at {load}: {more} {than} at {base_load}"
+    elif load == base_load:
+        words = f"Trial {winner.trial} gives {more} {than} the baseline"
+    elif gain.of == "server":
+        words = f"The server of trial {winner.trial} gives {more} {than} the baseline's under the same load, {load}"
+    else:
+        words = f"Trial {winner.trial} at {load} gives {more} {than} the baseline at {base_load}"
     return words + ("." if gain.confirmed else " (not confirmed).")
 
 
 def support(story: Story) -> str:
     """The evidence behind the headline in a sentence or two."""
     gain, confirmation = story.gain, story.confirmation
-    interval = interval_text(gain.low, gain.high) if gain is not None else ""
+    interval = interval_text(gain) if gain is not None else ""
     words: list[str] = []
     if story.conclusion is Conclusion.NOTHING_MEASURED:
         words.append(f"{count(story.counts.crashed, 'trial')} of {story.counts.trials:,} crashed."
@@ -70,16 +78,16 @@ def support(story: Story) -> str:
         blocks = confirmation.get("blocks")
         words.append(_capital(confirmation.get("method") or "re-measured in interleaved blocks")
                      + (f"; {count(blocks, 'block')}." if isinstance(blocks, int) else "."))
-        if confirmation.get("reason") and story.conclusion is not Conclusion.IMPROVED:
+        if confirmation.get("reason") and story.conclusion not in GAINFUL:
             words.append(f"{_capital(confirmation['reason'])}.")
         if gain is not None and story.conclusion is not Conclusion.NO_IMPROVEMENT:
             words.append(f"Gain {percent(gain.share, signed=True)}" + (f", {interval}." if interval else "."))
     elif gain is not None:
         words.append("From single measurements: the best of many is biased upwards"
                      + (f"; {interval} within the windows alone." if interval else "."))
-    if story.same_load is not None and story.winner is not None:
-        load = config_text(story.space.split(story.winner.config)[1])
-        words.append(f"Under the same load ({load}) the server alone gives {percent(story.same_load, signed=True)}.")
+    if gain is not None and gain.of == "server" and story.shares.load is not None and story.shares.both is not None:
+        words.append(f"The load alone gives {percent(story.shares.load.share, signed=True)} on the baseline's server, "
+                     f"both together {percent(story.shares.both.share, signed=True)}.")
     if story.baseline is None and story.conclusion is not Conclusion.NOTHING_MEASURED:
         crashed = any(r.crashed and r.config == story.space.baseline for r in story.records)
         words.append("The baseline crashed." if crashed else "The baseline was not measured.")
@@ -88,19 +96,33 @@ def support(story: Story) -> str:
     return " ".join(words)
 
 
+def finalist_words(story: Story, entry: Tested) -> str:
+    """The standing of one of the best configurations after the confirmation; "" without one."""
+    result = story.confirmed_gain(entry)
+    if not story.confirmation or story.is_baseline(entry):
+        return "winner" if entry is story.winner and story.confirmed else ""
+    if not result:
+        configurations = (story.confirmation.get("configurations") or {}).values()
+        again = story.space.split(entry.config)[0] in [story.space.split(config)[0] for config in configurations]
+        return "not re-measured: " + ("its server was, under a better load" if again else
+                                      "study.confirm takes the best servers first")
+    words = "winner" if entry is story.winner and story.confirmed else str(result.get("verdict", "")).replace("_", " ")
+    return words + (", but not told apart from the winner" if result.get("tied") else "")
+
+
 def _capital(words: object) -> str:
     return one_line(words)[:1].upper() + one_line(words)[1:]
 
 
 def tiles(story: Story, winner: Tested) -> list[Tile]:
     """Key figures of the winner beside the baseline's."""
-    base, gain = story.baseline, story.gain
+    base, gain = story.reference, story.gain
     objective = Tile("Objective", with_unit(winner.value, story.unit))
     if base is not None and base is not winner and gain is not None:
         objective = objective._replace(
             was=with_unit(base.value, story.unit), change=percent(gain.share, signed=True),
             tone="good" if gain.confirmed and gain.share > 0 else "",
-            remark=interval_text(gain.low, gain.high) + ("" if gain.confirmed else "; not confirmed"))
+            remark="; ".join(filter(None, (interval_text(gain), "" if gain.confirmed else "not confirmed"))))
     power = "assumed, not measured" if winner.energy.assumed else energy_words(winner)
     power += "".join(f"; limit {with_unit(limit.limit, 'W')}{headroom(limit.ratio)}" for limit in story.limits
                      if limit.name == "max_watts")
@@ -187,9 +209,10 @@ def range_words(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{percent(low - 1, signed=True)} to {percent(high - 1, signed=True)}"
 
 
-def interval_text(low: float | None, high: float | None) -> str:
-    """A 95 % interval of shares; empty when unknown."""
-    return "" if low is None or high is None else f"95 % interval {range_words(1 + low, 1 + high)}"
+def interval_text(gain: Gain) -> str:
+    """The interval of a gain with its level; empty when unknown."""
+    shown = range_words(*(None if end is None else 1 + end for end in (gain.low, gain.high)))
+    return f"{100 * gain.level:.3g} % interval {shown}" if shown else ""
 
 
 def neighbour_words(story: Story) -> str:

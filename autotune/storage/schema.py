@@ -22,8 +22,8 @@ REMEDY = "Restore a backup or use study.name=NAME."
 Choice = str | Count | Number | bool
 Choices = dict[str, Choice]
 Interval = Annotated[list[Number | None], msgspec.Meta(max_length=2)]
-# "baseline" or a trial's number
-Planned = Annotated[str, msgspec.Meta(pattern=r"^(baseline|[0-9]{1,18})\Z")]
+# "baseline", a trial's number, or load-N: the baseline's server under the load of trial N
+Planned = Annotated[str, msgspec.Meta(pattern=r"^(baseline|(load-)?[0-9]{1,18})\Z")]
 
 
 class CorruptStudy(AutotuneError):
@@ -55,12 +55,14 @@ Identity = _struct("Identity", {
 Provenance = _struct("Provenance", {
     str | None: "autotune python engine_version driver cpu kernel command folder created",
     dict[str, str | None]: "packages", list[str]: "gpu"})
-Gain = _struct("Gain", {Number | None: "gain", Interval | None: "interval"}, verdict=str)
+Part = _struct("Part", {Number | None: "gain", Interval | None: "interval"})
+Gain = _struct("Gain", {Number | None: "gain", Interval | None: "interval", Count | None: "blocks bad",
+                        Part | None: "server server_before load", bool: "tied"}, verdict=str)
 Decision = _struct("Decision", {
-    str | None: "method decided reason", Count | None: "winner rounds blocks", Number | None: "gain",
+    str | None: "method decided reason", Count | None: "winner rounds blocks", Number | None: "gain level",
     Interval | None: "interval", dict[str, Choices]: "configurations", list[Any]: "values",
     dict[str, Gain] | None: "finalists"})  # type: ignore[valid-type]
-Plan = _struct("Plan", {}, after_trials=Count, configurations=dict[Planned, Choices])
+Plan = _struct("Plan", {Count | None: "rounds"}, after_trials=Count, configurations=dict[Planned, Choices])
 Neighbours = _struct("Neighbours", {list[Number]: "alone beside", list[Count]: "trials"},
                      count=Count, change=Number | None, alone_apart=Number | None)
 Unavailable = _struct("Unavailable", {}, when=dict[str, list[Choice]], because=str)

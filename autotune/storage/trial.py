@@ -51,6 +51,7 @@ class LaunchFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `resolved` are the settings that the server reports, `resolved_key` their identity. `neighbours` is the number of
     launches beside it (None: it is made to run alone). `under_load` is True for a crash while a load was measured.
+    `machine` is the name of the host that it ran on.
     """
 
     argv: tuple[str, ...] = ()
@@ -59,6 +60,7 @@ class LaunchFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     resolved_key: str | None = None
     neighbours: Count | None = None
     under_load: bool | None = None
+    machine: str | None = None
 
 
 NO_LAUNCH = LaunchFacts()
@@ -72,6 +74,7 @@ class StartFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str | None = None
     confirm: str | None = None
     confirm_after: Count | None = None
+    confirm_round: Count | None = None
     isolates: str | None = None
     fail_reason: str | None = None
 

@@ -1,36 +1,93 @@
 """Trials beside the search: confirmation of the finalists, and interference between launches side by side.
 
-Finalists and baseline are launched in interleaved blocks (statistics: measure/finalists.py). Stored blocks are
-replayed, so an interruption loses one block at most. For interference, the baseline runs alone and with neighbours of
-its kind. No search learns from these trials: they carry the attribute `confirm`.
+Finalists and baseline are launched in interleaved blocks (statistics: measure/finalists.py), each measured under the
+baseline's load and under the finalists'. Stored blocks are replayed, so an interruption loses one block at most. For
+interference, the baseline runs alone and with neighbours of its kind. No search learns from these trials: they carry
+the attribute `confirm`.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import math
-from collections.abc import Sequence
-from statistics import geometric_mean
-from typing import Any
+from collections.abc import Mapping, Sequence
+from statistics import fmean, geometric_mean
+from typing import Any, NamedTuple
 
 from autotune.executors.parallel import ParallelExecutor
-from autotune.measure.finalists import Confirmation, ConfirmSettings, Decision
+from autotune.measure.finalists import BASELINE, Block, Confirmation, ConfirmSettings, Decision, Finalist, Gain
 from autotune.records import Config, UsageError, config_key
-from autotune.space.space import Space
+from autotune.space.space import Space, server_key
 from autotune.storage.schema import CorruptStudy
 from autotune.storage.trial import ALONE, BESIDE, TrialRecord
 from autotune.tuning.loop import Tuner
 from autotune.utils.text import count
 
-REPEATS = 2  # further launches for a block whose window must not be compared
-METHOD = "re-launched in interleaved blocks (A B B A), two-way layout on log values"
+METHOD = "re-launched in interleaved blocks (A B B A), paired differences of log values"
 DECIDED = {"confirmed": "improved", "no_improvement": "no_improvement"}
+LOAD_OF = "load-"  # + trial: key of the baseline's server under that trial's load
 
 
-def finalists(space: Space, records: Sequence[TrialRecord], most: int) -> list[tuple[int, Config]]:
-    """(first trial, configuration) of the best feasible configurations that beat the baseline, best first.
+class Budget(NamedTuple):
+    """What a study may spend in all; None: unlimited."""
 
-    Values of repeated measurements are averaged (geometric mean).
+    launches: int | None
+    hours: float | None
+
+    def left(self, records: Sequence[TrialRecord]) -> int | None:
+        """Launches that are left; interrupted ones, isolation and the measurement of neighbours do not count."""
+        used = {r.launch_id for r in records if r.state in ("COMPLETE", "PRUNED") and _counts(r)}
+        return None if self.launches is None else max(0, self.launches - len(used))
+
+    def spent(self, records: Sequence[TrialRecord]) -> str:
+        """Why nothing more may be launched; "" if something may."""
+        if self.left(records) == 0:
+            return f"all {self.launches} launches are used"
+        used_s = sum(r.cost_s or 0.0 for r in records if _counts(r))
+        return "" if self.hours is None or used_s < self.hours * 3600 else f"all {self.hours:g} hours are used"
+
+
+def _counts(record: TrialRecord) -> bool:
+    return record.confirm not in (ALONE, BESIDE) and record.start.isolates is None
+
+
+class Plan(NamedTuple):
+    """The finalists of a confirmation: configurations by key, and the rounds at most."""
+
+    configurations: Mapping[str, Config]
+    rounds: int
+
+    @classmethod
+    def stored(cls, space: Space, plan: Mapping[str, Any]) -> Plan:
+        """The plan of a study's attributes. Raises CorruptStudy for a configuration that the space does not have."""
+        configurations = {}
+        for key, config in plan["configurations"].items():  # go to a command line
+            try:
+                configurations[key] = space.check(config)
+            except UsageError as error:
+                raise CorruptStudy(f"confirmation_plan.{key}: {error}") from error
+        return cls(configurations, plan.get("rounds") or 0)
+
+    def start(self, space: Space, settings: ConfirmSettings) -> Confirmation:
+        base_server, base_load = map(config_key, space.split(self.configurations[BASELINE]))
+        parts = {key: tuple(map(config_key, space.split(config))) for key, config in self.configurations.items()}
+        found = [Finalist(key, load, server != base_server) for key, (server, load) in parts.items() if key != BASELINE]
+        return Confirmation(found, base_load, settings, self.rounds)
+
+    def launch(self, space: Space, key: str, live: Sequence[str]) -> tuple[Config, list[Config]]:
+        """(server part, load parts) of a block: its own load first, then the others that it is compared under."""
+        base = self.configurations[BASELINE]
+        others = [self.configurations[one] for one in live] if key == BASELINE else [base]
+        server, own = space.split(self.configurations[key])
+        loads = {config_key(load): load for load in (own, *(space.split(config)[1] for config in others))}
+        return server, list(loads.values())
+
+
+def finalists(space: Space, records: Sequence[TrialRecord]) -> list[tuple[int, Config]]:
+    """(first trial, configuration) of every server's best feasible load, if it beats the baseline; best first.
+
+    The baseline's own server is among them where another load of it is better. Values of repeated measurements are
+    averaged (geometric mean).
     """
     values: dict[str, list[float]] = {}
     first: dict[str, TrialRecord] = {}
@@ -39,82 +96,127 @@ def finalists(space: Space, records: Sequence[TrialRecord], most: int) -> list[t
         if record.feasible and record.value is not None and record.value > 0 and not record.confirm:
             values.setdefault(key, []).append(math.log(record.value))
             first.setdefault(key, record)
-    mean = {key: sum(logs) / len(logs) for key, logs in values.items()}
+    mean = {key: fmean(logs) for key, logs in values.items()}
     baseline = config_key(space.baseline)
     better = sorted((key for key in mean if key != baseline and mean[key] > mean.get(baseline, -math.inf)),
                     key=lambda key: -mean[key])
-    return [(first[key].number, first[key].config) for key in better[:most]]
+    best: dict[str, TrialRecord] = {}
+    for key in better:
+        best.setdefault(server_key(space, first[key].config), first[key])
+    return [(record.number, record.config) for record in best.values()]
 
 
-def confirm(tuner: Tuner, settings: ConfirmSettings) -> Decision | None:
-    """Decide between the baseline and the finalists; None without finalists."""
-    study = tuner.study
+def confirm(tuner: Tuner, settings: ConfirmSettings, budget: Budget) -> Decision | None:
+    """Decide between the baseline and the finalists; None without finalists, or where the budget is too small."""
+    study, space = tuner.study, tuner.study.space
     records = study.records()
     searched = sum(r.state in ("COMPLETE", "PRUNED") and r.confirm is None for r in records)
-    plan = _plan(tuner, records, searched, settings.finalists)
+    plan = _plan(tuner, records, searched, settings, budget)
     if plan is None:
         return None
-    state = Confirmation("baseline", [key for key in plan if key != "baseline"], settings)
-    for r in records:
-        if r.start.confirm_after == searched and r.state in ("COMPLETE", "PRUNED") and not _disturbed(r):
-            state.add(str(r.confirm), r.value if r.feasible else None)
-    while (key := state.next()) is not None:
-        note = f"confirmation round {state.rounds + 1}: " + (
-            "the baseline" if key == "baseline" else f"the configuration of trial {key}")
-        for _ in range(1 + REPEATS):
-            tuner.listener.note(note)
-            record = tuner.measure(plan[key], reason="confirmation", confirm=key, confirm_after=searched)
-            if not _disturbed(record):
-                break
-            note = f"again: the window was {', '.join(record.invalid_reasons)}"
-        state.add(key, record.value if record.feasible else None)
+    state = plan.start(space, settings)
+    kept = blocks(records, searched)
+    for slot in iter(state.next, None):
+        number, key = slot
+        server, loads = plan.launch(space, key, state.live)
+        if (found := _stored(kept.get(slot, []), space, loads)) is not None:
+            state.add(_block(space, plan, key, found))
+        elif reason := budget.spent(study.records()):
+            state.stop(reason)
+        else:
+            tuner.listener.note(f"confirmation round {number} of {plan.rounds}: " + (
+                "the baseline's server" if key == BASELINE else f"the server of trial {key}"))
+            found = tuner.measure_loads(server, loads, "confirmation", confirm=key, confirm_after=searched,
+                                        confirm_round=number)
+            state.add(_block(space, plan, key, found))
     decision = state.decision()
-    blocks = [r for r in study.records() if r.start.confirm_after == searched]
-    study.set_attr("confirmation", as_attr(decision, plan, blocks))
+    made = [r for r in study.records() if r.start.confirm_after == searched]
+    study.set_attr("confirmation", as_attr(decision, plan, made))
     return decision
 
 
-def _plan(tuner: Tuner, records: Sequence[TrialRecord], searched: int, most: int) -> dict[str, Config] | None:
-    """The configurations to confirm: of the stored plan unless the search went on since, else of new finalists."""
+def blocks(records: Sequence[TrialRecord], searched: int) -> dict[tuple[int, str], list[list[TrialRecord]]]:
+    """The stored launches of each block, in order."""
+    launches: dict[int, list[TrialRecord]] = {}
+    for record in records:
+        if record.start.confirm_after == searched and record.start.confirm_round and record.launch_id is not None:
+            launches.setdefault(record.launch_id, []).append(record)
+    found: dict[tuple[int, str], list[list[TrialRecord]]] = {}
+    for group in launches.values():
+        found.setdefault((group[0].start.confirm_round or 0, str(group[0].confirm)), []).append(group)
+    return found
+
+
+def _stored(launches: list[list[TrialRecord]], space: Space, loads: Sequence[Config]) -> list[TrialRecord] | None:
+    """Take the next stored launch that was not interrupted before these loads or a crash; None: there is none."""
+    wanted = set(map(config_key, loads))
+    while launches:
+        ended = [r for r in launches.pop(0) if r.state in ("COMPLETE", "PRUNED")]
+        if any(r.crashed for r in ended) or wanted <= {config_key(space.split(r.config)[1]) for r in ended}:
+            return ended
+    return None
+
+
+def _block(space: Space, plan: Plan, key: str, records: Sequence[TrialRecord]) -> Block:
+    """A launch as the test sees it."""
+    values = {config_key(space.split(r.config)[1]): r.value for r in records
+              if r.state == "COMPLETE" and not r.invalid_reasons and r.value is not None and r.value > 0}
+    crash = next((r.crash for r in records if r.crash is not None), None)
+    over = {config_key(space.split(r.config)[1]) for r in records if any(ratio > 1 for ratio in r.ratios.values())}
+    own = config_key(plan.configurations[key])
+    disturbed = any(r.state == "COMPLETE" and r.invalid_reasons for r in records if config_key(r.config) == own)
+    return Block(values, over, crash.signature if crash else "", disturbed, records[0].launch.machine or "")
+
+
+def _plan(tuner: Tuner, records: Sequence[TrialRecord], searched: int, settings: ConfirmSettings,
+          budget: Budget) -> Plan | None:
+    """The stored plan unless the search went on since, else one of new finalists."""
     space, study = tuner.study.space, tuner.study
     stored = study.attrs().get("confirmation_plan") or {}
-    if stored.get("after_trials") == searched:
-        return {key: planned(space, key, config) for key, config in stored["configurations"].items()}
+    if stored.get("after_trials") == searched and stored.get("rounds"):
+        return Plan.stored(space, stored)
     own = [r for r in records if config_key(r.config) == config_key(space.baseline) and r.state != "FAIL"]
-    chosen = finalists(space, records, most)
-    if not chosen or (own and all(r.crashed for r in own)):
+    found = finalists(space, records)
+    if not found or (own and all(r.crashed for r in own)):
         return None
-    plan = {"baseline": dict(space.baseline), **{str(number): dict(config) for number, config in chosen}}
-    study.set_attr("confirmation_plan", {"after_trials": searched, "configurations": plan})
-    return dict(plan)
+    base = server_key(space, space.baseline)
+    servers = [item for item in found if server_key(space, item[1]) != base]
+    most, rounds = settings.plan(len(servers), budget.left(records))
+    if not rounds:
+        tuner.listener.note(f"not confirmed: of {budget.launches} launches too few are left "
+                            "(study.confirm.launches keeps some for it)")
+        return None
+    chosen = [item for item in found if item in servers[:most] or server_key(space, item[1]) == base]
+    plan = {BASELINE: dict(space.baseline), **{str(number): dict(config) for number, config in chosen}}
+    for number, config in chosen:  # the baseline's server under each other load: the load may be all of the gain
+        other = {**space.baseline, **space.split(config)[1]}
+        if other not in plan.values():
+            plan[f"{LOAD_OF}{number}"] = other
+    study.set_attr("confirmation_plan", {"after_trials": searched, "configurations": plan, "rounds": rounds})
+    return Plan(plan, rounds)
 
 
-def planned(space: Space, key: str, config: Config) -> Config:
-    """A configuration of a stored plan, which goes to a command line. Raises CorruptStudy for an impossible one."""
-    try:
-        return space.check(config)
-    except UsageError as error:
-        raise CorruptStudy(f"confirmation_plan.{key}: {error}") from error
-
-
-def _disturbed(record: TrialRecord) -> bool:
-    """True when the block's window must not be compared, which says nothing against its configuration."""
-    return record.state == "COMPLETE" and bool(record.invalid_reasons)
-
-
-def as_attr(decision: Decision, plan: dict[str, Config], records: Sequence[TrialRecord]) -> dict[str, Any]:
+def as_attr(decision: Decision, plan: Plan, records: Sequence[TrialRecord]) -> dict[str, Any]:
     """The decision as plain data for the report."""
-    best = decision.gains.get(decision.winner) if decision.winner else None
-    blocks = [{"finalist": r.confirm, "trial": r.number, "value": r.value} for r in records
-              if r.state in ("COMPLETE", "PRUNED")]
+    def plain(gain: Gain) -> dict[str, Any]:
+        return {"gain": gain.gain, "interval": [gain.low, gain.high]}
+
+    gains = {key: {**plain(g.both), "verdict": g.verdict, "blocks": g.blocks, "bad": g.bad, "server": plain(g.server),
+                   "server_before": plain(g.server_before), "load": plain(g.load), "tied": g.tied}
+             for key, g in decision.gains.items()}
+    best = gains[decision.winner] if decision.winner else {"gain": None, "interval": None}
+    values = [{"finalist": r.confirm, "round": r.start.confirm_round, "trial": r.number, "value": r.value}
+              for r in records if r.state in ("COMPLETE", "PRUNED")]
+    won = config_key(plan.configurations[decision.winner]) if decision.winner else None
+    decided = DECIDED.get(decision.state, "undecided")
+    if decision.winner and decision.gains[decision.winner].server == Gain():
+        decided = "load_only"
     return {
-        "method": METHOD, "decided": DECIDED.get(decision.state, "undecided"), "reason": decision.reason,
-        "winner": int(decision.winner) if decision.winner else None, "gain": best.gain if best else None,
-        "interval": [best.low, best.high] if best else None, "rounds": decision.rounds, "blocks": len(blocks),
-        "finalists": {key: {"gain": g.gain, "interval": [g.low, g.high], "verdict": g.verdict}
-                      for key, g in decision.gains.items()},
-        "configurations": plan, "values": blocks,
-    }
+        "method": METHOD, "decided": decided, "reason": decision.reason,
+        "winner": next((r.number for r in records if config_key(r.config) == won), None), "gain": best["gain"],
+        "interval": best["interval"], "level": decision.level, "rounds": decision.rounds,
+        "blocks": len({r.launch_id for r in records}), "finalists": gains,
+        "configurations": {key: dict(config) for key, config in plan.configurations.items()}, "values": values}
 
 
 def check_interference(tuner: Tuner, executor: ParallelExecutor) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import dataclasses
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from autotune.executors.base import PLACED, Executor, HostLost, RunningServer
@@ -81,15 +81,27 @@ class Tuner:
                 self.strategy.done(plan.step.server)
 
     def measure(self, config: Config, reason: str, **attrs: Any) -> TrialRecord:
-        """One launch and one trial beside the search, for confirmation and isolation."""
+        """One launch and one trial beside the search, for isolation and interference."""
         server_part, load = self.study.space.split(config)
+        return self.measure_loads(server_part, [load], reason, **attrs)[0]
+
+    def measure_loads(self, server_part: Config, loads: Sequence[Config], reason: str,
+                      **attrs: Any) -> list[TrialRecord]:
+        """One launch beside the search and a trial for each load part, in order, until the server crashes."""
         self.executor.has_room()  # the disk may be full
         while True:
             with self._mutex, self.study.locked():
-                plan = self._plan(Launch(server_part, reason, 0.0, 1.0, "confirm"), load, search=False, **attrs)
+                plan = self._plan(Launch(server_part, reason, 0.0, 1.0, "confirm"), loads[0], search=False, **attrs)
             try:
                 with self._server(plan) as server:
-                    return self._measure(plan, server)
+                    records = [self._measure(plan, server)]
+                    for load in loads[1:]:
+                        if not server.alive:
+                            break
+                        plan.load = load
+                        plan.trial = self.study.ask({**server_part, **load}, plan.number, reason=reason, **attrs)
+                        records.append(self._measure(plan, server))
+                    return records
             except HostLost as lost:
                 self.listener.note(f"launch {plan.number}: {lost}: its trial is marked FAIL, and it is made again")
 
@@ -179,7 +191,8 @@ class Tuner:
         outcome = server.crash or (same and same.outcome) or server.measure(plan.load, trial.number)
         score = same.score if same else self.evaluate(outcome) if isinstance(outcome, Measurement) else None
         facts = LaunchFacts(tuple(server.argv), server.env, server.resolved, server.resolved_key,
-                            server.neighbours, server.crash is None if isinstance(outcome, Crash) else None)
+                            server.neighbours, server.crash is None if isinstance(outcome, Crash) else None,
+                            server.machine)
         with self._mutex:
             spent = {"cost_s": time.monotonic() - plan.began, "launch_s": server.launch_s if plan.first else 0.0}
             self.attach(trial, server.folder)

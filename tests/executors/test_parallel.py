@@ -273,8 +273,8 @@ def test_a_study_screens_side_by_side_and_confirms_alone(tmp_path: pathlib.Path,
     settings = sized(tmp_path, speed=[100, 200], flags=[1, 2])
     (library / "state").write_text("\n".join([*SHARED, "count 2"]) + "\n")
     command = [sys.executable, "-m", "autotune", "tune", "--spaces", str(tmp_path / "spaces"), *settings.overrides,
-               "parallel.slots=auto", "study.launches=4", "study.confirm.finalists=1", "study.confirm.min_rounds=2",
-               "study.confirm.max_rounds=2"]
+               "parallel.slots=auto", "study.launches=8", "study.confirm.launches=4", "study.confirm.finalists=1",
+               "study.confirm.min_rounds=2", "study.confirm.max_rounds=2"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, env={
         **os.environ, "PYTHONPATH": ROOT, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(library / "state")})
     assert done.returncode == 0, done.stdout + done.stderr

@@ -199,7 +199,7 @@ def shown(made: Made) -> str:
 def test_the_verdict_comes_first_and_the_tables_follow(small: Made) -> None:
     lines = shown(small).splitlines()
     assert lines[0] == "Study local"
-    assert lines[1] == "Trial 4 gives 50.0 % more output tokens per joule than the baseline (not confirmed)."
+    assert " ".join(lines[1:3]).startswith("The server of trial 4 gives 25.0 % more output tokens per joule than")
     for heading in ("What each choice is worth", "Crashes by signature", "Never served"):
         assert any(line.startswith(heading) for line in lines)
     assert any(line.startswith("Energy") and "ASSUMED" in line for line in lines)
@@ -219,7 +219,8 @@ def test_json_for_scripts_goes_alone_to_standard_output(small: Made, capsys: pyt
     data = json.loads(out.out)
     assert "report.html" in out.err
     assert (data["study"], data["conclusion"], data["winner"]["trial"]) == ("local", "not_confirmed", 4)
-    assert data["gain"]["share"] == pytest.approx(0.5)
+    assert data["gain"]["share"] == data["shares"]["server"]["share"] == pytest.approx(0.25)
+    assert data["shares"]["both"]["share"] == pytest.approx(0.5)
     assert data["crashes"][0]["signature"] == "nvls0001"
     assert data["counts"]["trials"] == 12
     assert report(small.settings, small.study) == 0

@@ -40,9 +40,9 @@ def resume(made: Made) -> None:
         if record.state in ("COMPLETE", "PRUNED"):
             strategy.tell(observation_of(study, record))
     strategy.propose()
-    for key, config in ((study.attrs().get("confirmation_plan") or {}).get("configurations") or {}).items():
-        confirm.planned(space, key, config)
-    confirm.finalists(space, study.records(), 3)
+    if plan := study.attrs().get("confirmation_plan"):
+        confirm.Plan.stored(space, plan)
+    confirm.finalists(space, study.records())
     bug_reports.bugs(space, study.records())
 
 
@@ -195,7 +195,7 @@ def test_a_study_from_which_a_trial_was_removed_does_not_go_on(small: Made, chan
 
 def test_a_plan_of_confirmation_is_of_choices_of_the_space(small: Made) -> None:
     with pytest.raises(AutotuneError, match="confirmation_plan.3: .* is not a choice .*Restore a backup"):
-        confirm.planned(small.settings.space, "3", {**baseline(small), "tp": 3})
+        confirm.Plan.stored(small.settings.space, {"configurations": {"3": {**baseline(small), "tp": 3}}})
 
 
 def test_a_past_study_with_odd_attributes_is_named_before_anything_begins(small: Made) -> None:
