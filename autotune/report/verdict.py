@@ -89,16 +89,22 @@ def support(story: Story) -> str:
         words.append(f"The load alone gives {percent(story.shares.load.share, signed=True)} on the baseline's server, "
                      f"both together {percent(story.shares.both.share, signed=True)}.")
     if story.conclusion is Conclusion.LOAD_ONLY:
-        words += [f"Under that load the server of trial {entry.trial} gives {percent(gained.share, signed=True)}"
-                  + (f", {interval_text(gained)}." if interval_text(gained) else ".")
-                  for entry in story.measured
-                  if (shares := story.confirmed_shares(entry)) is not None and (gained := shares.server) is not None]
+        base_load = config_text(story.space.split(story.space.baseline)[1])
+        for entry in story.measured:
+            if (shares := story.confirmed_shares(entry)) is not None and shares.server is not None:
+                words.append(f"The server of trial {entry.trial} gives {_gained(shares.server)} under that load" + (
+                    f" and {_gained(shares.server_before)} at {base_load}." if shares.server_before else "."))
     if story.baseline is None and story.conclusion is not Conclusion.NOTHING_MEASURED:
         crashed = any(r.crashed and r.config == story.space.baseline for r in story.records)
         words.append("The baseline crashed." if crashed else "The baseline was not measured.")
     elif story.baseline is not None and story.baseline.violated and story.winner is not None:
         words.append(f"The baseline breaks {', '.join(story.baseline.violated)}.")
     return " ".join(words)
+
+
+def _gained(gain: Gain) -> str:
+    interval = interval_text(gain)
+    return percent(gain.share, signed=True) + (f" ({interval})" if interval else "")
 
 
 def finalist_words(story: Story, entry: Tested) -> str:
