@@ -138,8 +138,7 @@ class LaunchAware:
                 key, self._best[2] if self._best is not None else -math.inf)) is not None:
             return undecided  # noise may have put it over a limit
         if self._beliefs:
-            again = acquisition.repeats(self.memory, self._beliefs[0][1], key)
-            gains = np.maximum(np.maximum(gains, self._sceptic(row).gains[0]), again)
+            gains = np.maximum(gains, self._sceptic(row).gains[0])
         index, costs, bar = int(np.argmax(gains)), Costs.of(self.memory), self._bar
         if self._best is not None and self._best[0] == key:  # later it would take another launch
             bar = min(bar, self.limits.gain / costs.usual_s)
@@ -289,7 +288,7 @@ class LaunchAware:
         if self._known != known:
             self._known = known
             self._crashes = CrashModel(self.grid, memory.passed(), memory.served(), memory.evidence(), self._crashes)
-        self._best = acquisition.best_configuration(memory, self._beliefs[0][1]) if self._beliefs else None
+        self._best = acquisition.best_configuration(memory, self._beliefs) if self._beliefs else None
 
 
 def _row(key: Key) -> Codes:
