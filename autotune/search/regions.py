@@ -262,7 +262,7 @@ def after_crashes(memory: Observations, crashes: CrashModel, busy: AbstractSet[K
     The last good configuration shows whether the host still works. A crashed configuration with a choice that never
     came up needs no check: the host lacks that feature.
     """
-    if memory.doubtful is not None and memory.doubtful not in busy:
+    if memory.doubtful is not None and memory.doubtful not in busy and not crashes.expected(memory.doubtful):
         server = memory.servers[memory.doubtful]
         crash = server.launch_crashes[-1]
         why = "looked transient" if crash.blame is Blame.TRANSIENT else "came although each of its choices had worked"
