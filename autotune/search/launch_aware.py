@@ -168,6 +168,7 @@ class LaunchAware:
         fresh_pairs = crashes.new_pairs(forecast.rows)
         suspect = np.logical_or.reduce([region.inside for region in found], initial=False)
         together = PAIR_GAIN * forecast.survives * fresh_pairs * (forecast.price <= acquisition.DEAR)
+        together = together * (forecast.gain >= PAIR_GAIN)
         worth = np.where((worth > 0) & ~suspect, worth + together, worth)
         new = crashes.new(forecast.rows)
         if self._busy:
