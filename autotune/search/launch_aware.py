@@ -242,6 +242,7 @@ class LaunchAware:
         The value model cannot know an interaction that it never saw: large effects and interactions rank the launches.
         """
         sceptic = self._sceptic(forecast.rows)
+        fresh_pairs = fresh_pairs + self._fresh_beside_strong(forecast.rows)
         dear = sceptic.price > acquisition.DEAR
         worth = np.where((sceptic.survives < CHECK_CHANCE * sceptic.survives.max()) | dear | (sceptic.gain <= 0), 0.0,
                          (sceptic.expected + acquisition.LEAST) / sceptic.price * fresh_pairs)
@@ -250,6 +251,22 @@ class LaunchAware:
         if worth.max(initial=0.0) <= 0:
             return None
         return sceptic, worth
+
+    def _fresh_beside_strong(self, rows: Codes) -> NDArray[np.intp]:
+        """(n,) number of choices that never came up beside a pair of the best server's choices that interacts strongly.
+
+        Such a pair counts as a choice of its own, whose pairs with other choices are to be covered too.
+        """
+        fresh = np.zeros(len(rows), dtype=np.intp)
+        if self._best is None:
+            return fresh
+        best, passed = _row(self._best[0]), self._crashes.passed
+        for i, j, _ in self._strengths[0][1].strong:
+            pair = [i, j] if j >= 0 else [i]
+            beside = passed[(passed[:, pair] == best[pair]).all(axis=1)]
+            held = (rows[:, pair] == best[pair]).all(axis=1)
+            fresh += held * np.sum([~np.isin(rows[:, k], beside[:, k]) for k in range(self.grid.width)], axis=0)
+        return fresh
 
     def _sceptic(self, rows: Codes) -> Forecast:
         """Forecast under large effects and interactions; needs a measurement."""
