@@ -302,7 +302,7 @@ class CrashModel:
         return count
 
     def expected(self, server: Sequence[int]) -> bool:
-        """True if a crash of a server part has a cause in common with crashes of others, and hardly struck by chance."""
+        """True if a crash of a server part shares its cause with crashes of others and hardly struck by chance."""
         own = tuple(server)
         return any(len(g.own) > 1 and g.by_chance < SUSPECTED and own in map(tuple, g.own.tolist())
                    for g in self.groups if not g.loaded)

@@ -16,7 +16,7 @@ from autotune.records import Config
 from autotune.search import acquisition, regions
 from autotune.search.acquisition import Belief, Costs, Forecast
 from autotune.search.crash_model import CrashModel
-from autotune.search.grid import Codes, Floats, Grid
+from autotune.search.grid import Codes, Floats, Grid, Mask
 from autotune.search.observations import MANY, Key, Observations
 from autotune.search.regions import BASELINE_CHANCE, Region
 from autotune.search.strategy import Best, Launch, Limits, Observation, Pivot, Stop, StopKind
@@ -252,12 +252,12 @@ class LaunchAware:
             return None
         return sceptic, worth
 
-    def _fresh_beside_strong(self, rows: Codes) -> NDArray[np.intp]:
-        """(n,) number of choices that never came up beside a pair of the best server's choices that interacts strongly.
+    def _fresh_beside_strong(self, rows: Codes) -> Mask:
+        """(n,) True for a choice that never came up beside a pair of the best server's choices that interacts strongly.
 
         Such a pair counts as a choice of its own, whose pairs with other choices are to be covered too.
         """
-        fresh = np.zeros(len(rows), dtype=np.intp)
+        fresh = np.zeros(len(rows), dtype=bool)
         if self._best is None:
             return fresh
         best, passed = _row(self._best[0]), self._crashes.passed
@@ -265,7 +265,7 @@ class LaunchAware:
             pair = [i, j] if j >= 0 else [i]
             beside = passed[(passed[:, pair] == best[pair]).all(axis=1)]
             held = (rows[:, pair] == best[pair]).all(axis=1)
-            fresh += held * np.sum([~np.isin(rows[:, k], beside[:, k]) for k in range(self.grid.width)], axis=0)
+            fresh |= held & np.any([~np.isin(rows[:, k], beside[:, k]) for k in range(self.grid.width)], axis=0)
         return fresh
 
     def _sceptic(self, rows: Codes) -> Forecast:
