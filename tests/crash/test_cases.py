@@ -29,7 +29,7 @@ def test_a_log_is_classified_as_labelled_and_shows_its_cause(case: dict[str, str
     assert [wrong for wrong in misses(case) if case["from"] != "judge" or not wrong.startswith("stage")] == []
     assert crash.excerpt and crash.blame_why and crash.explanation and crash.next_step
     assert len(crash.excerpt.splitlines()) <= 30
-    assert re.fullmatch(r"v1-\w{10}", crash.signature, re.ASCII)
+    assert re.fullmatch(r"v2-\w{10}", crash.signature, re.ASCII)
 
 
 def test_every_category_with_patterns_has_a_case() -> None:
