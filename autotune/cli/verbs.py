@@ -177,7 +177,7 @@ def check(settings: Settings) -> int:
 def classify(files: Sequence[str]) -> int:
     """Explain server logs (`-`: standard input), one JSON object a line; 2 when one cannot be read.
 
-    The keys are file, stage, category, blame, signature, excerpt, explanation, next_step.
+    The keys are file, stage, category, blame, signature, excerpt, explanation, next_step, blame_why, blame_also.
     """
     from autotune.crash.classify import classify as explain
     from autotune.crash.log import read_path, read_stream
@@ -195,7 +195,8 @@ def classify(files: Sequence[str]) -> int:
         crash = explain(data)
         line = {"file": name, "stage": str(crash.stage), "category": crash.category, "blame": str(crash.blame),
                 "signature": crash.signature, "excerpt": crash.excerpt, "explanation": crash.explanation,
-                "next_step": crash.next_step}
+                "next_step": crash.next_step,
+                "blame_why": crash.blame_why, "blame_also": [str(blame) for blame in crash.blame_also]}
         print(printable(json.dumps(line, ensure_ascii=False), instead=REPLACED), flush=True)
     return exit_code
 

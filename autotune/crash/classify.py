@@ -5,6 +5,7 @@ The first cause wins over its echoes. rules.yaml holds the known failures; this 
 
 from __future__ import annotations
 
+import bisect
 import functools
 import os
 import pathlib
@@ -17,6 +18,7 @@ from autotune.crash.signature import around, signature
 from autotune.records import Crash, Stage
 from autotune.utils.redact import Redactor
 
+STAGES = list(Stage)
 EXCERPT_LINES, EXCERPT_FRAMES, EXCERPT_WIDTH = 24, 6, 400
 CONTEXT_LINES, LAST_LINES = 5, 6  # around a line without a traceback; at the end of a log without an error
 AFTER, BEFORE = 40, 30  # largest distance of a traceback from a line that it explains (lines)
@@ -53,18 +55,26 @@ class _Reading:
         progress = next((stage for stage, pattern in self.table.markers if pattern.search(self.text)), None)
         if progress is Stage.WARMUP and "application startup complete" in self.text and "vllm" in self.text:
             progress = Stage.SERVING  # vLLM warms up before this line, SGLang after it
+        ready = max((match.start() for match in self.table.ready.finditer(self.text)), default=0)
+        self.ready = max(0, bisect.bisect_right(log.start, ready) - 1)  # line: the server outlived what stands above
         self.progress, self.reached = progress, given or progress
         self.stage_at = functools.cache(self._stage_at)
 
     def crash(self) -> Crash:
-        found = self.table.find(self.log, self.blocks, self.stage_at)
-        exception = self._exception()
+        found = self.table.find(self.log, self.blocks, self.stage_at, self.ready)
+        ended = found is not None or self.timed_out or bool(self.detail) or self.exit_status is not None
+        if ended and (found is None or found.tier >= rules.END):  # the cause may stand above the ready line
+            earlier = self.table.find(self.log, self.blocks, self.stage_at)
+            found = earlier if earlier is not None and earlier.tier < rules.ASIDE else found
+        exception = self._exception(0 if ended else self.ready)
         killed = signal_of(self.exit_status) in (9, None) and self.exit_status != 0
         if killed and self.evidence is not None and self.evidence.oom_killed and (
                 found is None or found.tier >= rules.SYMPTOM):
             return self._silent("host_oom_killed")
         restating = ("watchdog_hang", "http_server_error") if self.timed_out else ()
-        if found is not None and found.tier < rules.ECHO and found.rule.category not in restating:
+        late = (found is not None and found.tier == rules.END and exception is not None
+                and self._line(exception) < found.line)
+        if found is not None and found.tier < rules.ECHO and found.rule.category not in restating and not late:
             return self._known(found)
         if self.timed_out:
             return self._silent("hang")
@@ -78,7 +88,8 @@ class _Reading:
 
     def _known(self, found: rules.Found) -> Crash:
         """Crash of a rule that matches."""
-        stage = self.stage_at(found.line) or found.rule.stage or Stage.LOAD
+        implied = self.stage_at(found.line)
+        stage = implied or found.rule.stage or Stage.LOAD
         block = next(iter(self._inside(found.line)), None)
         if block is not None and block.at == found.line:
             kind, message, frames = block.type, block.message or block.code, block.frames
@@ -87,12 +98,12 @@ class _Reading:
             if exception := EXCEPTION.match(message):
                 kind, message = exception["type"], exception["message"] or ""
         return self._crash(found.rule, found.rule.category, stage, self._excerpt(found.line, block), kind, message,
-                           frames, found.text)
+                           frames, found.text, assumed=implied is None)
 
     def _unclassified(self, block: Block) -> Crash:
         """Crash of an exception without a rule."""
         rule = self.table.silent["unclassified_exception"]
-        at = block.last if block.at is None else block.at
+        at = self._line(block)
         stage = self.stage_at(at) or (Stage.LOAD if block.frames else Stage.ARG_PARSE)
         return self._crash(rule, rule.category, stage, self._excerpt(at, block), block.type,
                            block.message or block.code, block.frames)
@@ -109,18 +120,28 @@ class _Reading:
         return self._crash(rule, name, stage, "\n".join([*last, f"[{words}]"]), kind, name)
 
     def _crash(self, rule: rules.Rule, category: str, stage: Stage, excerpt: str, kind: str, message: str,
-               frames: Sequence[tuple[str, str]] = (), matched: str = "") -> Crash:
+               frames: Sequence[tuple[str, str]] = (), matched: str = "", assumed: bool = False) -> Crash:
         message = self.table.without_advice(message.lower()).replace("\0", "")
-        return Crash(category=category, stage=stage, blame=rule.blame_by_stage.get(stage, rule.blame),
+        blame = rule.blame_by_stage.get(stage, rule.blame)
+        elsewhere = (rule.blame, *rule.blame_by_stage.values()) if assumed else ()
+        why = rule.blame_why or self.table.grounds.get(blame, "")
+        if rule.blame_by_stage:
+            why += f" At stage {stage}{', which is assumed' if assumed else ''}."
+        return Crash(category=category, stage=stage, blame=blame, blame_why=why,
+                     blame_also=tuple(dict.fromkeys(b for b in (*rule.blame_also, *elsewhere) if b is not blame)),
                      signature=signature(stage, kind, around(message, matched), frames),
                      excerpt=Redactor.from_command((), os.environ).text(excerpt), explanation=rule.explanation,
                      next_step=rule.next_step, exit_status=self.exit_status, after_s=self.after_s)
 
-    def _exception(self) -> Block | None:
+    def _exception(self, since: int) -> Block | None:
         """The first exception, with frames if possible, that is no warning and not about another process."""
-        own = [b for b in self.blocks if b.at is not None and self.log.lines[b.at].level not in ("info", "warning")
+        own = [b for b in self.blocks if b.at is not None and b.at >= since
+               and self.log.lines[b.at].level not in ("info", "warning")
                and not self.table.only_echoes(self.log.part(self.text, b.at, b.last + 1))]
         return next((b for b in own if b.frames), own[0] if own else None)
+
+    def _line(self, block: Block) -> int:
+        return block.last if block.at is None else block.at
 
     def _stage_at(self, line: int) -> Stage | None:
         """Stage of a failure: that of its traceback's code, else the progress of the start."""
@@ -131,11 +152,16 @@ class _Reading:
         doing = next((stage for block in near if (stage := self._doing(block)) is not None), None)
         if doing is Stage.SERVING and self.reached is Stage.WARMUP:
             return Stage.WARMUP  # the first request, by the server itself
-        return doing or self.reached
+        if doing is None:
+            known = filter(None, (self._said(self.log.lines[line].text), self.reached))
+            return max(known, key=STAGES.index, default=None)
+        return doing
 
     def _doing(self, block: Block) -> Stage | None:
-        text = "\n".join(f"{file} {function}" for file, function in block.frames).lower()
-        return next((stage for stage, pattern in self.table.frames if pattern.search(text)), None)
+        return self._said("\n".join(block.said))
+
+    def _said(self, text: str) -> Stage | None:
+        return next((stage for stage, pattern in self.table.frames if pattern.search(text.lower())), None)
 
     def _inside(self, line: int) -> list[Block]:
         """Tracebacks around a line, the smallest first."""

@@ -49,7 +49,7 @@ PREFIXES = tuple(re.compile(p) for p in (
     r"[A-Za-z][\w.-]{0,60} +\| (?=\S)",  # docker compose
     r"> ?(?=\S)",
 ))
-FRAME = re.compile(r'^File ["“](?P<file>[^"“”]+)["”], line \d+(?:,? in (?P<func>.+))?')
+FRAME = re.compile(r'^File ["“](?P<file>[^"“”]+)["”],(?: line \d+(?=\D|$)|(?= in))(?:,? in (?P<func>.+))?')
 EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Died)"
     r"|Exception|OutOfResources))(?:: ?(?P<message>.*))?$")
@@ -206,7 +206,7 @@ def _lower(text: str) -> str:
 class Block(NamedTuple):
     """One traceback: lines first..last of a log; `at` is its exception line, None if cut off.
 
-    `frames`: (file, function), outermost first. `code`: the last source line shown.
+    `frames`: (file, function), outermost first. `said`: these, each followed by its source lines. `code`: the last one.
     """
 
     first: int
@@ -216,6 +216,7 @@ class Block(NamedTuple):
     type: str = ""
     message: str = ""
     code: str = ""
+    said: tuple[str, ...] = ()
 
 
 def tracebacks(lines: Sequence[Line]) -> list[Block]:
@@ -231,7 +232,7 @@ def tracebacks(lines: Sequence[Line]) -> list[Block]:
             opened[writer] = Block(index, index)
         elif frame := FRAME.match(line.text):
             frames = (*here.frames, (frame["file"], (frame["func"] or "").strip()))
-            opened[writer] = here._replace(last=index, frames=frames)
+            opened[writer] = here._replace(last=index, frames=frames, said=(*here.said, " ".join(frames[-1])))
         elif found := EXCEPTION.match(line.text):
             opened.pop(writer, None)
             last, message = _message(lines, index, found["message"] or "")
@@ -239,7 +240,7 @@ def tracebacks(lines: Sequence[Line]) -> list[Block]:
         elif writer in opened and index - here.last > MAX_GAP + len(opened) * MAX_GAP:
             ended.append(opened.pop(writer))
         elif writer in opened and line.text and not MARKS.match(line.text):
-            opened[writer] = here._replace(code=line.text)
+            opened[writer] = here._replace(code=line.text, said=(*here.said, line.text))
     whole = (block for block in (*ended, *opened.values()) if block.frames or block.at is not None)
     return sorted(whole, key=lambda block: block.first)
 

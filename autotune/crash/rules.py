@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from autotune.crash.log import Block, Log
 from autotune.records import Blame, Stage
 
-TIERS = ("cause", "generic", "symptom", "echo")
-SYMPTOM, ECHO, ASIDE = 2, 3, 4  # tiers as numbers; ASIDE: warnings
+TIERS = ("cause", "generic", "symptom", "end", "echo")
+SYMPTOM, END, ECHO, ASIDE = 2, 3, 4, 5  # tiers as numbers; ASIDE: warnings
 BEFORE, AFTER = 60, 30  # lines around a match that `near` and `unless` search
 MATCHES = 40  # most matches of one pattern
 LAST_LINES = 15  # distance from the end within which a warning may explain a failure
@@ -39,6 +39,8 @@ class Rule(NamedTuple):
     stage: Stage | None
     blame: Blame
     blame_by_stage: Mapping[Stage, Blame]
+    blame_also: tuple[Blame, ...]
+    blame_why: str
     explanation: str
     next_step: str
 
@@ -57,18 +59,22 @@ class Table(NamedTuple):
     silent: Mapping[str, Rule]  # entries without patterns, by category: failures without an error in the log
     advice: tuple[re.Pattern[str], ...]
     aside: re.Pattern[str]
+    ready: re.Pattern[str]
     markers: tuple[tuple[Stage, re.Pattern[str]], ...]
     frames: tuple[tuple[Stage, re.Pattern[str]], ...]
+    grounds: Mapping[Blame, str]
 
-    def find(self, log: Log, blocks: Sequence[Block], stage_at: Callable[[int], Stage | None]) -> Found | None:
-        """The rule that explains the log; `stage_at(line)` gives the stage that the log implies at a line."""
+    def find(self, log: Log, blocks: Sequence[Block], stage_at: Callable[[int], Stage | None],
+             since: int = 0) -> Found | None:
+        """The rule that explains the log from line `since` on; `stage_at(line)` is the stage that the log implies."""
         text = self.without_advice(log.lower)
         # lines that state an error: exceptions with their messages, lines of error level or with an error word
         errors = {i for block in blocks if block.at is not None for i in range(block.at, block.last + 1)}
         errors |= {i for i, line in enumerate(log.lines) if line.level == "error" or STATES_ERROR.search(line.text)}
         best, chosen = (ASIDE, len(log.lines)), None
         for rule in self.rules:
-            if rule.tier <= best[0] and (hits := list(self._hits(rule, log, text, blocks, errors, stage_at))):
+            if rule.tier <= best[0] and (
+                    hits := list(self._hits(rule, log, text, blocks, errors, stage_at, since))):
                 first = min((hit.tier, hit.line) for hit in hits)
                 if first < best:
                     best = first  # patterns are ordered, the most specific first
@@ -86,9 +92,9 @@ class Table(NamedTuple):
         return text
 
     def _hits(self, rule: Rule, log: Log, text: str, blocks: Sequence[Block], errors: set[int],
-              stage_at: Callable[[int], Stage | None]) -> Iterator[Found]:
+              stage_at: Callable[[int], Stage | None], since: int) -> Iterator[Found]:
         for pattern in rule.patterns:
-            for count, match in enumerate(pattern.finditer(text)):
+            for count, match in enumerate(pattern.finditer(text, log.start[since] if log.lines else 0)):
                 if count == MATCHES:
                     break
                 line = bisect.bisect_right(log.start, match.start()) - 1
@@ -141,7 +147,9 @@ def parse(data: Mapping[str, Any]) -> Table:
         else:
             silent[rule.category] = rule
     return Table(tuple(rules), silent, tuple(map(compiled, data["advice"])), re.compile("|".join(data["aside"]), re.I),
-                 _stage_patterns(data["markers"]), _stage_patterns(data["frames"]))
+                 compiled("|".join(data.get("ready") or ["(?!)"])),
+                 _stage_patterns(data["markers"]), _stage_patterns(data["frames"]),
+                 {Blame(blame): " ".join(text.split()) for blame, text in data.get("grounds", {}).items()})
 
 
 def compiled(pattern: str, words: Mapping[str, str] | None = None) -> re.Pattern[str]:
@@ -179,6 +187,8 @@ def _rule(entry: Mapping[str, Any], first_of: Mapping[str, Rule], words: Mapping
         stages=frozenset(Stage.parse(s) for s in entry.get("stages", ())),
         stage=Stage.parse(entry["stage"]) if "stage" in entry else None, blame=Blame(entry["blame"]),
         blame_by_stage={Stage.parse(s): Blame(b) for s, b in entry.get("blame_by_stage", {}).items()},
+        blame_also=tuple(map(Blame, entry.get("blame_also", ()))),
+        blame_why=" ".join(entry.get("blame_why", "").split()),
         explanation=" ".join(explanation.split()), next_step=" ".join(next_step.split()))
 
 

@@ -29,6 +29,7 @@ from autotune.power import open_meter
 from autotune.power.host_load import CODE as BUSY
 from autotune.power.host_load import HostLoad, ProcessTree
 from autotune.power.meter import Powered, PowerSettings
+from autotune.power.nvml import DISTURBED as GPU_DISTURBED
 from autotune.records import (
     AutotuneError,
     Config,
@@ -45,7 +46,7 @@ from autotune.utils.http import LATE
 TRIES = 3  # of a launch whose port was taken, and of a launch or measurement during which the machine was suspended
 SUSPENDED_S = 1.0  # a shorter suspension spoils neither a window nor a start
 GPU_SLACK_MIB = 512.0
-GPU_POLL_S = 0.5
+GPU_POLL_S, GPU_WAIT_S = 0.5, 15.0
 RESOLVED_CHARS = 256 << 10  # a longer report of the server's settings is stored as its digest: each trial keeps a copy
 LOG = logging.getLogger("autotune")
 
@@ -85,18 +86,40 @@ class LocalServer(RunningServer):
         """See RunningServer. Measured once more on the warm server: a window that must not be compared (unsteady,
         disturbed) or whose load client died; twice more: an outcome during which the machine was suspended.
 
-        Raises HostCannotRun when other programs still disturb it after `power.wait_s`."""
+        Raises HostCannotRun when other programs still disturb it after `power.wait_s`, or the GPU the baseline."""
         outcome, began = self._tries(load, label), time.monotonic()
         settings = self.executor.power or self.executor.settings.power
         others = HostLoad(ProcessTree(self.server.pid) if self.server.pid is not None else None, settings.others)
-        while settings.wait_s and BUSY in _reasons(self.executor, outcome) and self.server.alive:
-            self.progress("waiting for other programs", self.server.after_s)
-            if busy := others.wait(began + settings.wait_s - time.monotonic(),
-                                   lambda said: self.progress(f"waiting: {said}", self.server.after_s)):
-                raise HostCannotRun(f"{busy}. The last window was measured but is not comparable ({BUSY}), also after "
-                                    f"power.wait_s={settings.wait_s:g} s: end them and resume, or raise power.others")
+
+        def say(text: str) -> None:
+            self.progress(f"waiting: {text}", self.server.after_s)
+
+        while settings.wait_s and self.server.alive and (codes := self._passing(outcome)):
+            left_s = began + settings.wait_s - time.monotonic()
+            if BUSY in codes:
+                say("other programs")
+                stays = others.wait(left_s, say)
+                remedy = "end them and resume, or raise power.others"
+            else:
+                stays = f"the GPU stays disturbed ({', '.join(codes)})" if left_s <= 0 else ""
+                remedy = "mend that (nvidia-smi -q -d PERFORMANCE,PIDS) and resume"
+                say(f"the GPU is disturbed ({', '.join(codes)})")
+                time.sleep(max(0.0, min(GPU_WAIT_S, left_s)))
+            if stays:
+                raise HostCannotRun(f"{stays}. The last window was measured but is not comparable "
+                                    f"({', '.join(codes)}), also after power.wait_s={settings.wait_s:g} s: {remedy}")
             outcome = self._tries(load, label)
         return outcome
+
+    def _passing(self, outcome: Measurement | Crash) -> list[str]:
+        """Codes of a disturbance that may pass. A GPU's may be the configuration's own, except for the baseline."""
+        waited = (BUSY, *(GPU_DISTURBED if self._is_baseline else ()))
+        return [code for code in _reasons(self.executor, outcome) if code in waited]
+
+    @property
+    def _is_baseline(self) -> bool:
+        space = self.executor.settings.space
+        return config_key(self.config) == config_key(space.split(space.baseline)[0])
 
     def _tries(self, load: Config, label: int | str) -> Measurement | Crash:
         if self.slot is not None:
@@ -150,11 +173,9 @@ class LocalServer(RunningServer):
 
     def _check_output(self) -> Crash | None:
         """A Crash of category wrong_output when greedy outputs differ from the baseline's too often."""
-        settings = self.executor.settings
-        is_baseline = config_key(self.config) == config_key(settings.space.split(settings.space.baseline)[0])
         self.progress("agreement", self.server.after_s)
         verdict, problem = self.executor.gate.check(
-            self.target(), is_baseline, self.server.redactor.text,
+            self.target(), self._is_baseline, self.server.redactor.text,
             lambda done, of: self.progress(f"agreement {done} of {of} outputs", self.server.after_s))
         if verdict is not None:
             self.agreement = verdict.agreement

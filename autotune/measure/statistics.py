@@ -119,6 +119,19 @@ def relative_half_width(gains: Sequence[float], costs: Sequence[float], confiden
     return student_t(0.5 + confidence / 2, freedom) * math.sqrt(variance) / (ratio * sum(costs) / n)
 
 
+def trend(values: Sequence[float]) -> tuple[float, float]:
+    """(slope per value, its standard error) of a straight line, with the errors' first-order correlation counted."""
+    n = len(values)
+    if n < 4:
+        return 0.0, math.inf
+    y, t = np.asarray(values) - np.mean(values), np.arange(n) - (n - 1) / 2
+    slope = float(t @ y) / float(t @ t)
+    rest = y - slope * t
+    squares = float(rest @ rest)
+    alike = min(0.9, max(0.0, float(rest[1:] @ rest[:-1]) / squares)) if squares else 0.0
+    return slope, math.sqrt(squares / (n - 2) / float(t @ t) * (1 + alike) / (1 - alike))
+
+
 def halves_differ(gains: Sequence[float], costs: Sequence[float], share: float) -> bool:
     """True if the two halves of a window differ by more than `share` and by more than their noise explains.
 

@@ -28,6 +28,7 @@ from autotune.measure.statistics import (
     relative_half_width,
     token_arrivals,
     tokens_between,
+    trend,
 )
 from autotune.power.meter import DeviceLost, Meter, Reading
 from autotune.records import Measurement
@@ -111,9 +112,10 @@ class _Run:
             answered = tick.finished >= self.load.concurrency
             self.say(f"warm-up {waited:.0f} s: {_rate(pulses, s.settle_s):.0f} tok/s, "
                      f"{tick.finished} of {self.load.concurrency} requests answered", tick)
-            if waited >= s.warmup_s and answered and self.steady(pulses):
+            steady, late = answered and self.steady(pulses), waited >= s.warmup_max_s
+            if waited >= s.warmup_s and steady and (late or not self.climbs(pulses)):
                 return True
-            if waited >= s.warmup_max_s and tick.finished:
+            if late and tick.finished:
                 return False
 
     def steady(self, pulses: Sequence[Pulse]) -> bool:
@@ -125,6 +127,14 @@ class _Run:
         rates = [(b.tokens - a.tokens) / (b.t - a.t) for a, b in blocks]
         power = [b.spent(a) / (b.t - a.t) for a, b in blocks]
         return all(_level(values[:n], values[n:], self.settings.drift) for values in (rates, power))
+
+    def climbs(self, pulses: Sequence[Pulse]) -> bool:
+        """True if tokens/s of the later half of the warm-up still move one way, by a quarter of `drift` a window."""
+        last = pulses[-max(round(self.settings.settle_s / self.settings.block_s), len(pulses) // 2) - 1:]
+        rates = [(b.tokens - a.tokens) / (b.t - a.t) for a, b in pairwise(last)]
+        slope, error = trend(rates)  # per block
+        moved = abs(slope) * self.settings.window_s / self.settings.block_s
+        return abs(slope) > 2 * error and moved > self.settings.drift / 4 * fmean(rates)
 
     def window(self) -> list[Pulse]:
         """Run the window: pulses at the edges of its blocks."""

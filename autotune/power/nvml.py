@@ -24,6 +24,8 @@ SCOPE_GPU, SCOPE_MODULE = 0, 1
 MIN_WINDOW_S = 5.0  # the counter is refreshed every 0.1 s or so: at 5 s both ends together are off by up to 4 %
 SLOW_SHARE = 0.02  # share of samples with a slowdown bit that spoils a window
 SLOWDOWNS = {"thermal_slowdown": 0x20 | 0x40, "power_brake": 0x80, "hw_slowdown": 0x08}
+FOREIGN = "other_process_on_gpu"
+DISTURBED = (*SLOWDOWNS, FOREIGN)
 PROCESS_CHECK_S = 2.0
 MODULE_ABOVE = 1.1  # a module (CPU and GPU) draws at least that much more than its GPU
 
@@ -217,7 +219,7 @@ class NvmlMeter(SamplingMeter):
                 if slow > SLOW_SHARE * len(inside) and not (name == "hw_slowdown" and found):
                     found.append(name)
             if any(others for t, others in gpu.foreign_pids if start - PROCESS_CHECK_S <= t <= end):
-                found.append("other_process_on_gpu")
+                found.append(FOREIGN)
         return list(dict.fromkeys(found))
 
     def _temperatures(self, start: float, end: float) -> Mapping[str, tuple[float, float]]:

@@ -27,8 +27,9 @@ class Tested(NamedTuple):
     """One configuration with every valid measurement of it.
 
     `value` is the mean objective, `relative_error` the half-width of its 95 % interval as a share, from the spread
-    within the windows (None: unknown). `ratios` are mean measured / limit; above 1 the limit is broken. The figures of
-    a confirmed configuration come from its confirmation blocks alone: those were not selected for a high value.
+    within the windows (None: unknown). `ratios` are mean measured / limit; above 1 the limit is broken; `ratio_errors`
+    their standard errors where known. The figures of a confirmed configuration come from its confirmation blocks alone:
+    those were not selected for a high value.
     """
 
     config: Config
@@ -39,6 +40,7 @@ class Tested(NamedTuple):
     figures: Mapping[str, float]
     ratios: Mapping[str, float]
     record: TrialRecord
+    ratio_errors: Mapping[str, float] = {}
 
     @property
     def trial(self) -> int:
@@ -114,7 +116,11 @@ def _merge(group: Sequence[TrialRecord]) -> Tested:
     figures = {name: value for name, value in _means([r.figures for r in group]).items()
                if name in FIGURES or LATENCY.fullmatch(name)}
     feasible = any(r.feasible for r in group) and all(ratio <= 1 for ratio in ratios.values())
-    return Tested(group[-1].config, numbers, sum(values) / len(values), error, feasible, figures, ratios, group[-1])
+    stated = [r.score.ratio_errors if r.score is not None else {} for r in group]
+    errors_of = {name: math.hypot(*(row[name] for row in stated)) / len(stated)
+                 for name in ratios if all(name in row for row in stated)}
+    return Tested(group[-1].config, numbers, sum(values) / len(values), error, feasible, figures, ratios, group[-1],
+                  errors_of)
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -105,11 +105,15 @@ class Spent(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """One limit and the winner's measured / limit: a `ratio` above 1 breaks the limit; 1 - ratio is the headroom."""
+    """One limit and the winner's measured / limit: a `ratio` above 1 breaks the limit; 1 - ratio is the headroom.
+
+    `error`: the ratio's standard error, where known.
+    """
 
     name: str
     limit: float
     ratio: float | None
+    error: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,7 +332,8 @@ def summarize(study: str, space: Space, objective: str, limits: Mapping[str, flo
     return Story(
         study=study, space=space, objective=objective, conclusion=conclusion, baseline=baseline,
         best=best, winner=winner, finalists=tuple(t for t in measured if t.feasible)[:5],
-        limits=tuple(Limit(name, value, winner.ratios.get(name) if winner else None) for name, value in limits.items()),
+        limits=tuple(Limit(name, value, winner.ratios.get(name) if winner else None,
+                           winner.ratio_errors.get(name) if winner else None) for name, value in limits.items()),
         crashes=group(records, [p.name for p in space.server_params]), levers=levers(space, measured),
         pivots=tuple(pivots), untried=untried(space, records, pivots, stop.get("reason")), matrix=tuple(matrix),
         measured=tuple(measured), records=tuple(records), identity=dict(attrs.get("identity") or {}),

@@ -88,12 +88,23 @@ def support(story: Story) -> str:
     if gain is not None and gain.of == "server" and story.shares.load is not None and story.shares.both is not None:
         words.append(f"The load alone gives {percent(story.shares.load.share, signed=True)} on the baseline's server, "
                      f"both together {percent(story.shares.both.share, signed=True)}.")
+    if story.conclusion is Conclusion.LOAD_ONLY:
+        base_load = config_text(story.space.split(story.space.baseline)[1])
+        for entry in story.measured:
+            if (shares := story.confirmed_shares(entry)) is not None and shares.server is not None:
+                words.append(f"The server of trial {entry.trial} gives {_gained(shares.server)} under that load" + (
+                    f" and {_gained(shares.server_before)} at {base_load}." if shares.server_before else "."))
     if story.baseline is None and story.conclusion is not Conclusion.NOTHING_MEASURED:
         crashed = any(r.crashed and r.config == story.space.baseline for r in story.records)
         words.append("The baseline crashed." if crashed else "The baseline was not measured.")
     elif story.baseline is not None and story.baseline.violated and story.winner is not None:
         words.append(f"The baseline breaks {', '.join(story.baseline.violated)}.")
     return " ".join(words)
+
+
+def _gained(gain: Gain) -> str:
+    interval = interval_text(gain)
+    return percent(gain.share, signed=True) + (f" ({interval})" if interval else "")
 
 
 def finalist_words(story: Story, entry: Tested) -> str:
@@ -124,8 +135,8 @@ def tiles(story: Story, winner: Tested) -> list[Tile]:
             tone="good" if gain.confirmed and gain.share > 0 else "",
             remark="; ".join(filter(None, (interval_text(gain), "" if gain.confirmed else "not confirmed"))))
     power = "assumed, not measured" if winner.energy.assumed else energy_words(winner)
-    power += "".join(f"; limit {with_unit(limit.limit, 'W')}{headroom(limit.ratio)}" for limit in story.limits
-                     if limit.name == "max_watts")
+    power += "".join(f"; limit {with_unit(limit.limit, 'W')}{headroom(limit.ratio, limit.error)}"
+                     for limit in story.limits if limit.name == "max_watts")
     found = [objective]
     tiled = {"tokens_per_s": "Throughput", "tokens_per_j": "Energy efficiency", "watts": "Power"}
     for name, title in tiled.items():
@@ -148,13 +159,15 @@ def tiles(story: Story, winner: Tested) -> list[Tile]:
 def limit_words(limit: Limit) -> str:
     """A limit with the winner's headroom."""
     least = "at least" if limit.name.startswith("min_") else "at most"
-    return f"{least} {with_unit(limit.limit, figure_title(limit.name)[1])}{headroom(limit.ratio)}"
+    return f"{least} {with_unit(limit.limit, figure_title(limit.name)[1])}{headroom(limit.ratio, limit.error)}"
 
 
-def headroom(ratio: float | None) -> str:
-    """Distance to a limit in brackets, for use after the limit; "" when unknown."""
-    return "" if ratio is None else \
-        f" ({percent(1 - ratio)} headroom)" if ratio <= 1 else f" (over by {percent(ratio - 1)})"
+def headroom(ratio: float | None, error: float | None = None) -> str:
+    """Distance to a limit in brackets with its standard error, for use after the limit; "" when unknown."""
+    if ratio is None:
+        return ""
+    known = "" if error is None else f" ± {percent(error)}"
+    return f" ({percent(1 - ratio)}{known} headroom)" if ratio <= 1 else f" (over by {percent(ratio - 1)}{known})"
 
 
 def energy_words(entry: Tested | None) -> str:

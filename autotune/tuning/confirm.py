@@ -89,14 +89,13 @@ def finalists(space: Space, records: Sequence[TrialRecord]) -> list[tuple[int, C
     The baseline's own server is among them where another load of it is better. Values of repeated measurements are
     averaged (geometric mean).
     """
-    values: dict[str, list[float]] = {}
-    first: dict[str, TrialRecord] = {}
+    seen: dict[str, list[TrialRecord]] = {}
     for record in records:
-        key = config_key(record.config)
-        if record.feasible and record.value is not None and record.value > 0 and not record.confirm:
-            values.setdefault(key, []).append(math.log(record.value))
-            first.setdefault(key, record)
-    mean = {key: fmean(logs) for key, logs in values.items()}
+        fair = record.state == "COMPLETE" and record.value is not None and not record.invalid_reasons
+        if fair and not record.confirm and (record.value or 0) > 0:
+            seen.setdefault(config_key(record.config), []).append(record)
+    first = {key: group[0] for key, group in seen.items()}
+    mean = {key: fmean(math.log(r.value or 1.0) for r in group) for key, group in seen.items() if keeps_limits(group)}
     baseline = config_key(space.baseline)
     better = sorted((key for key in mean if key != baseline and mean[key] > mean.get(baseline, -math.inf)),
                     key=lambda key: -mean[key])
@@ -104,6 +103,19 @@ def finalists(space: Space, records: Sequence[TrialRecord]) -> list[tuple[int, C
     for key in better:
         best.setdefault(server_key(space, first[key].config), first[key])
     return [(record.number, record.config) for record in best.values()]
+
+
+def keeps_limits(group: Sequence[TrialRecord]) -> bool:
+    """True if the mean ratio of each limit over the measurements of a configuration is at most 1, or above it by no
+    more than its standard error: the confirmation measures again what a limit leaves open."""
+    if not any(r.score is not None and r.score.ratio_errors for r in group):
+        return all(r.feasible for r in group)
+    for name in {name for r in group for name in r.ratios}:
+        known = [(r.ratios[name], (r.score.ratio_errors if r.score else {}).get(name, 0.0))
+                 for r in group if name in r.ratios]
+        if fmean(ratio for ratio, _ in known) > 1 + math.hypot(*(error for _, error in known)) / len(known):
+            return False
+    return True
 
 
 def confirm(tuner: Tuner, settings: ConfirmSettings, budget: Budget) -> Decision | None:
@@ -205,8 +217,9 @@ def as_attr(decision: Decision, plan: Plan, records: Sequence[TrialRecord]) -> d
                    "server_before": plain(g.server_before), "load": plain(g.load), "tied": g.tied}
              for key, g in decision.gains.items()}
     best = gains[decision.winner] if decision.winner else {"gain": None, "interval": None}
+    ended = [r for r in records if r.state in ("COMPLETE", "PRUNED")]
     values = [{"finalist": r.confirm, "round": r.start.confirm_round, "trial": r.number, "value": r.value}
-              for r in records if r.state in ("COMPLETE", "PRUNED")]
+              for r in ended]
     won = config_key(plan.configurations[decision.winner]) if decision.winner else None
     decided = DECIDED.get(decision.state, "undecided")
     if decision.winner and decision.gains[decision.winner].server == Gain():
@@ -215,7 +228,7 @@ def as_attr(decision: Decision, plan: Plan, records: Sequence[TrialRecord]) -> d
         "method": METHOD, "decided": decided, "reason": decision.reason,
         "winner": next((r.number for r in records if config_key(r.config) == won), None), "gain": best["gain"],
         "interval": best["interval"], "level": decision.level, "rounds": decision.rounds,
-        "blocks": len({r.launch_id for r in records}), "finalists": gains,
+        "blocks": len({r.launch_id for r in ended}), "finalists": gains,
         "configurations": {key: dict(config) for key, config in plan.configurations.items()}, "values": values}
 
 

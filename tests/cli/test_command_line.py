@@ -22,7 +22,8 @@ from tests.report.studies import Made
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PORT = "OSError: [Errno 98] Address already in use\n"
 FLAG = "launch_server.py: error: unrecognized arguments: --foo\n"
-KEYS = ["file", "stage", "category", "blame", "signature", "excerpt", "explanation", "next_step"]
+KEYS = ["file", "stage", "category", "blame", "signature", "excerpt", "explanation", "next_step", "blame_why",
+        "blame_also"]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 

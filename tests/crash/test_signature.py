@@ -16,6 +16,10 @@ from autotune.crash.signature import around, signature, skeleton
 from autotune.records import Stage
 from tests.crash.test_cases import CASES, JUDGED, classified
 
+SAME_FAULT = [  # ids of cases: one fault in two logs
+    "c009 c010", "c020 c021", "c022 w076", "c029 c030", "c036 r-vllm-tp3", "c038 w100", "c039 c040", "c046 c047",
+    "d053 k038", "k039 k040", "m023 k012 k013", "w051 d009", "w062 k019", "w072 d013", "w080 h030",
+    "w117 r-vllm-ep", "w121 r-vllm-ctx"]
 COUNTED = {"of", "error", "code", "errno", "status", "signal", "xid", "failure", "http", "returned"}
 words = st.text(string.ascii_lowercase, min_size=2, max_size=9).filter(lambda word: word not in COUNTED)
 numbers = st.integers(0, 10**12)
@@ -29,6 +33,9 @@ PREFIXES = ("/usr/local/lib/python3.12/", "/home/user/miniconda3/envs/llm-2/lib/
 # times, dates, threads, hosts, sizes, counts
 DIGITS = re.compile(r"\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b|\b\d{4}-\d\d-\d\d\b|\[\d+(?=,0,0\])|\bhost:\d+:\d+:\d+\b"
                     r"|\b\d+\.\d+(?= (?:GB|MB|GiB|MiB)\b)|(?<=[=: (])\d{4,12}\b(?!\.)")
+HOST = re.compile(r"\b(?:node-b|ci-pod-\d+|gpu1|host)\b(?=:\d+:\d+)|(?<=ip=)[\d.]+")
+PCI = re.compile(r"\b0000:[0-9a-f]{2}:00(?:\.0)?\b")
+LAYER = re.compile(r"(?<=\blayers\.)\d+")
 NAMED = re.compile(r"^\[[^\]]*(?:TP|DP)\d+[^\]]*\]|^\[rank\d+\]")
 
 
@@ -42,12 +49,15 @@ def mutate(log: str, rng: random.Random) -> str:
     text = PID.sub(lambda m: f"{m[1]}{rng.randrange(100, 4_000_000)}", text)
     text = ADDRESS.sub(lambda _: hex(rng.randrange(1 << 16, 1 << 48)), text)
     text = PREFIX.sub(lambda _: rng.choice(PREFIXES), text)
+    text = HOST.sub(lambda _: rng.choice(("gpu-node-17", "n3", "ip-10-0-0-9", "dgx", "a1.lab.internal")), text)
+    text = PCI.sub(lambda _: f"0000:{rng.choice('0123456789abc')}{rng.choice('0123456789abcdef')}:00.0", text)
+    text = LAYER.sub(lambda _: str(rng.randrange(60)), text)
     return DIGITS.sub(lambda m: re.sub(r"\d", lambda _: rng.choice("123456789"), m[0]), text)
 
 
 @pytest.mark.parametrize(("case", "times"), [
     *(pytest.param(case, 12, id=case["id"]) for case in JUDGED),
-    *(pytest.param(case, 200, id=f"{case['id']}-200", marks=pytest.mark.slow) for case in CASES)])
+    *(pytest.param(case, 20, id=f"{case['id']}-20", marks=pytest.mark.slow) for case in CASES)])
 def test_mutations_of_a_log_keep_its_signature(case: dict[str, str], times: int) -> None:
     rng, crash = random.Random(case["id"]), classified(case["log"])
     for _ in range(times):
@@ -97,6 +107,38 @@ def test_the_sentence_with_the_cause_is_taken() -> None:
     assert around("one line\nanother", "nothing of this") == "one line"
 
 
+@pytest.mark.parametrize(("a", "b"), [
+    ("connect to gpu-node-07:29500 failed", "connect to alpha-3:1234 failed"),
+    ("NCCL WARN Connect to 10.0.0.4<56849> returned 113", "NCCL WARN Connect to n3<11111> returned 113"),
+    ("could not resolve hostname worker-3.cluster.local", "could not resolve hostname n7.lab.internal"),
+    ("GPU 0000:3b:00.0 is lost", "GPU 0000:b3:00.0 is lost"),
+    ("KeyError: 'model.layers.3.mlp.experts.12.w1'", "KeyError: 'model.layers.47.mlp.experts.3.w1'"),
+    ("layer 3 has no weight", "layer 47 has no weight"),
+    ("bind to fe80::1ff:fe23:4567:890a failed", "bind to 2001:db8::8a2e:370:7334 failed"),
+    ("request a3f9c2 failed in here", "request 9b1d0e failed in here"),
+    ("tried to allocate 24.00 MiB on gpu", "tried to allocate 1.5 GB on gpu"),
+    ("needs 80G of memory", "needs 141G of memory")])
+def test_hosts_pci_ids_layers_addresses_short_hex_and_sizes_do_not_count(a: str, b: str) -> None:
+    assert skeleton(a) == skeleton(b)
+
+
+@pytest.mark.parametrize(("a", "b"), [
+    ("page_size 1 is not supported", "page_size 64 is not supported"),
+    ("--page-size=1 is bad here", "--page-size=64 is bad here"), ("head_dim (80) is not", "head_dim (96) is not"),
+    ("Initialization failed. cuBLAS has no handle", "Initialization failed. MoE has no handle"),
+    ("libcudart.so.12: cannot open it", "libcudart.so.13: cannot open it"), ("sm_100 is not", "sm_120 is not"),
+    ("operator torchvision::nms is not", "operator sgl_kernel::nms is not")])
+def test_values_of_parameters_versions_and_the_sentence_after_a_generic_one_count(a: str, b: str) -> None:
+    assert skeleton(a) != skeleton(b)
+
+
+def test_no_two_faults_of_the_corpus_share_a_signature() -> None:
+    faults: dict[str, list[str]] = {}
+    for case in CASES:
+        faults.setdefault(classified(case["log"]).signature, []).append(case["id"])
+    assert sorted(" ".join(ids) for ids in faults.values() if len(ids) > 1) == SAME_FAULT
+
+
 @given(st.lists(words, min_size=3, max_size=8), st.lists(numbers, min_size=2, max_size=2, unique=True))
 def test_a_number_between_words_never_changes_a_skeleton(text: list[str], pair: list[int]) -> None:
     first, second = (" ".join([*text[:2], "took", str(n), *text[2:]]) for n in pair)
@@ -125,4 +167,4 @@ def test_any_text_has_a_short_skeleton_that_is_its_own_skeleton(text: str) -> No
 
 @given(st.binary(max_size=600))
 def test_any_bytes_are_classified(data: bytes) -> None:
-    assert classify(data).signature.startswith("v1-")
+    assert classify(data).signature.startswith("v2-")

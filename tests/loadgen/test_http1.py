@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import itertools
+import select
+import socket
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.loadgen.http1 import NO_BODY_LIMIT, AnswerParser, request
+from autotune.loadgen.http1 import NO_BODY_LIMIT, AnswerParser, can_wait_for_bytes, poller, request
 from autotune.utils.http import BadAnswer
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -107,3 +109,17 @@ def test_a_request_carries_its_length() -> None:
     made = request("h:1", "/p", b"{}")
     assert made.startswith(b"POST /p HTTP/1.1\r\nHost: h:1\r\n") and made.endswith(b"\r\n\r\n{}")
     assert b"Content-Length: 2\r\n" in made
+
+
+@pytest.mark.skipif(not can_wait_for_bytes(), reason="this system wakes a reader at every byte")
+def test_a_reader_can_sleep_until_enough_bytes_are_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reader, writer = socket.create_connection(listener.getsockname()), listener.accept()[0]
+    with reader, writer:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 4)
+        poll = poller()
+        poll.register(reader.fileno(), select.POLLIN)
+        writer.sendall(b"abc")
+        assert poll.poll(0.05) == []
+        writer.sendall(b"d")
+        assert poll.poll(5.0) == [(reader.fileno(), select.POLLIN)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
+import math
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
@@ -16,7 +20,8 @@ import pytest
 from autotune.loadgen.result import LoadFailure
 from autotune.loadgen.wire_formats import Api
 from autotune.measure.limits import Limits
-from autotune.measure.window import measure
+from autotune.measure.window import Pulse, _Run, measure
+from autotune.power.meter import Reading
 from autotune.records import Measurement
 from tests.fakes.stub import Stub
 from tests.loadgen.harness import OPENAI, SGLANG, load, measure_stub, metered, target_of
@@ -141,3 +146,21 @@ def test_an_interrupt_ends_the_load_process(tmp_path: pathlib.Path) -> None:
     tuner.send_signal(signal.SIGINT)
     assert tuner.communicate(timeout=20)[0] == "interrupted\n"
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in children)
+
+
+def warming(rates: list[float]) -> tuple[bool, bool]:
+    """(steady, climbs) of a warm-up with these tokens a second."""
+    run = object.__new__(_Run)
+    run.settings = dataclasses.replace(load().workload, block_s=1.0, settle_s=6.0, window_s=15.0, window_max_s=40.0,
+                                       drift=0.05)
+    totals = itertools.accumulate(rates, initial=0.0)
+    pulses = [Pulse(float(t), tokens, Reading(float(t), {})) for t, tokens in enumerate(totals)]
+    return run.steady(pulses), run.climbs(pulses)
+
+
+def test_a_warm_up_goes_on_while_the_speed_moves_one_way_and_ends_when_it_has_arrived() -> None:
+    climb = [1000 * (1 - 0.15 * math.exp(-t / 30)) for t in range(1, 120)]  # 85 % of its end, time constant 30 s
+    assert warming(climb[:7]) == (True, True) and warming(climb[:30]) == (True, True)
+    assert warming(climb) == (True, False)
+    noise = random.Random(1)
+    assert sum(warming([1000 * noise.gauss(1, 0.01) for _ in range(8)])[1] for _ in range(100)) <= 15

@@ -63,7 +63,7 @@ def test_a_stored_study_is_read_with_its_crashes_and_relative_values(tmp_path: p
     measured = Measurement(1000, 10.0, 20, 0, 32, Energy("nvml", 500.0, 10.0))
     study.tell(good, measured, Score(2.0), cost_s=340.0, launch_s=300.0)
     bad = study.ask({**space.baseline, "mode": "b"}, 2)
-    study.tell(bad, Crash("oom", Stage.LOAD, Blame.CONFIG, "s1", "x"), None, cost_s=100.0, launch_s=100.0)
+    study.tell(bad, Crash("oom", Stage.LOAD, Blame.CONFIG, "v1-3f9c21d07a", "x"), None, cost_s=100.0, launch_s=100.0)
     past = past_observations([str(tmp_path)], space, "tokens_per_joule")
     assert [type(o.outcome) for o in past] == [Measured, Crash]
     assert isinstance(past[0].outcome, Measured) and past[0].outcome.value == pytest.approx(1.0)
