@@ -183,9 +183,9 @@ def check_report(report: Preflight, settings: Settings, side_by_side: int = 1, l
             found = "; ".join(report.choices.get((param.name, value), ()))
             state = found or ("ok" if param.load or not report.problems else "once the above is mended")
             lines.append(f"    {text(value):24} {state}")
-    if settings.space.rules:
+    if rules := [*settings.space.rules, *(rule for rule in report.unavailable if len(rule.when) > 1)]:
         lines += ["", "never launched together:"]
-        for rule in settings.space.rules:
+        for rule in rules:
             together = " + ".join(f"{k}={'|'.join(text(x) for x in v)}" for k, v in rule.when.items())
             lines.append(f"  {together}: {rule.because}")
     return "\n".join(one_line(redactor.text(line)) for line in lines)

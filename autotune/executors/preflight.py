@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import os
 import pathlib
 import shutil
@@ -30,8 +32,8 @@ class Preflight:
     """The state of a host. `problems` keep the baseline, or the configuration asked for, from running on it.
 
     `choices` maps (parameter, choice) to the problems of that choice; `unavailable` has a rule for each one with
-    problems. `power` names a meter that works here, and `refused` has the reasons against those that `power=auto`
-    passed over, by name.
+    problems, and for combinations that need too many GPUs. `power` names a meter that works here, and `refused` has the
+    reasons against those that `power=auto` passed over, by name.
     """
 
     command: Command
@@ -72,7 +74,8 @@ def check(settings: Settings, config: Config | None = None) -> Preflight:
         problems += gpu_problem(command.gpus, gpus, settings)
     unavailable = tuple(Rule({name: (value,)}, "; ".join(against)) for (name, value), against in choices.items()
                         if against and space.forbidden({name: value}) is None)
-    return Preflight(command, version, gpus, tuple(problems), choices, unavailable, power, refused)
+    return Preflight(command, version, gpus, tuple(problems), choices,
+                     (*unavailable, *combination_problems(settings, gpus, version)), power, refused)
 
 
 def working_power(settings: Settings, gpus: Gpus) -> tuple[PowerSettings, dict[str, str]]:
@@ -147,11 +150,40 @@ def missing_files(settings: Settings, words: Sequence[str]) -> list[str]:
 
 def gpu_problem(wanted: int, gpus: Gpus, settings: Settings) -> list[str]:
     """The problem of a configuration that needs more GPUs than are visible, on an engine that runs on GPUs."""
-    on_gpus = settings.space.needs.get("gpus") or (
-        settings.engine.vars.get("device") == "cuda" and settings.device != "cpu")
-    if not on_gpus or wanted <= len(gpus.gpus):
+    if not _on_gpus(settings, gpus) or wanted <= len(gpus.gpus):
         return []
     return [f"needs {wanted} GPU{'s' if wanted > 1 else ''}, {len(gpus.gpus)} visible"]
+
+
+def _on_gpus(settings: Settings, gpus: Gpus) -> bool:
+    """True if the engine's servers run on GPUs. An engine that is told the device takes the GPUs that it sees."""
+    engine, told = settings.engine, any("{device}" in word for action in settings.engine.args for word in action.args)
+    device = engine.vars.get("device") or (settings.device if told else None)
+    return bool(settings.space.needs.get("gpus")) or settings.device != "cpu" and (
+        device == "cuda" or device == "auto" and bool(gpus.gpus))
+
+
+def combination_problems(settings: Settings, gpus: Gpus, version: str | None) -> list[Rule]:
+    """A rule for each smallest combination of choices that needs more GPUs than are visible, though each of its parts
+    has enough."""
+    if settings.executor.kind == "ray" or not _on_gpus(settings, gpus):
+        return []
+    sizes: dict[str, dict[Value, int]] = {}
+    for param in settings.space.server_params:
+        for value in param.choices:
+            with contextlib.suppress(UsageError):  # this version cannot express the choice
+                if (count := gpus_of(choose(settings.engine, param.name, value, version), value)) > 1:
+                    sizes.setdefault(param.name, {})[value] = count
+    found = []
+    for many in range(2, len(sizes) + 1):
+        for names in itertools.combinations(sizes, many):
+            for values in itertools.product(*(sizes[name] for name in names)):
+                counts = [sizes[name][value] for name, value in zip(names, values, strict=True)]
+                wanted = math.prod(counts)
+                if wanted // min(counts) <= len(gpus.gpus) < wanted:
+                    found.append(Rule({name: (value,) for name, value in zip(names, values, strict=True)},
+                                      *gpu_problem(wanted, gpus, settings)))
+    return found
 
 
 def choice_problems(settings: Settings, server: Config, name: str, value: Value, gpus: Gpus,

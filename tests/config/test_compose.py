@@ -14,6 +14,7 @@ from autotune.cli.output import check_report
 from autotune.config import compose
 from autotune.config.compose import load, space_files
 from autotune.config.settings import ExecutorSettings, Settings, identity
+from autotune.engine.gpus import Gpu, Gpus
 from autotune.engine.spec import EngineSpec
 from autotune.executors import preflight
 from autotune.loadgen.requests import PromptSet
@@ -320,6 +321,22 @@ def test_gpus_are_missing_even_when_the_space_does_not_say_that_it_needs_any() -
     assert any("needs 8 GPUs" in rule.because for rule in local.unavailable)
     assert not any("needs 8 GPUs" in rule.because for rule in ray.unavailable)  # Ray places them
     assert not any("GPUs, 0" in p for p in preflight.check(load(["+space=sglang_cpu", "device=cpu"])).problems)
+
+
+@pytest.mark.parametrize(("visible", "alone", "together"), [(1, {"tp=2", "dp=2"}, set()), (2, set(), {"dp=2 tp=2"}),
+                                                            (4, set(), set())])
+def test_what_needs_more_gpus_than_are_visible_is_never_launched(visible: int, alone: set[str],
+                                                                 together: set[str]) -> None:
+    gpus = Gpus(tuple(Gpu(f"GPU-{i}", "H200", 141.0) for i in range(visible)))
+    for device in ("auto", "cuda"):
+        settings = load(["+space=local", f"device={device}"])
+        choices = {f"{p.name}={value}" for p in settings.space.server_params for value in p.choices
+                   if preflight.choice_problems(settings, {}, p.name, value, gpus, None)}
+        assert choices == alone
+        found = preflight.combination_problems(settings, gpus, None)
+        assert {" ".join(f"{k}={v[0]}" for k, v in sorted(rule.when.items())) for rule in found} == together
+        assert all(rule.because == f"needs 4 GPUs, {visible} visible" for rule in found)
+    assert not preflight.combination_problems(load(["+space=local", "device=cpu"]), gpus, None)
 
 
 def test_a_study_is_told_of_where_its_engine_is_another_or_none(tmp_path: pathlib.Path) -> None:
