@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 from autotune.crash import rules
 from autotune.crash.exit_status import HostEvidence, describe, signal_name, signal_of, silent_category
-from autotune.crash.log import EXCEPTION, FRAME, MARKS, Block, Line, Log, clean, read_path, tracebacks
+from autotune.crash.log import EXCEPTION, FRAME, MARKS, Block, Line, Log, clean, tracebacks
 from autotune.crash.signature import around, signature
+from autotune.crash.source import read_path
 from autotune.records import Crash, Stage
 from autotune.utils.redact import Redactor
 
@@ -39,7 +40,7 @@ def classify(log: bytes | str | pathlib.Path, *, stage: Stage | None = None, exi
         data = b""
     text = clean(data)
     if detail:
-        text = Log.of([*text.lines, Line(detail)])
+        text = Log.of([*text.lines, Line(detail)], text.engine)
     return _Reading(text, stage, exit_status, after_s, timed_out, evidence, detail).crash()
 
 
@@ -131,7 +132,8 @@ class _Reading:
                      blame_also=tuple(dict.fromkeys(b for b in (*rule.blame_also, *elsewhere) if b is not blame)),
                      signature=signature(stage, kind, around(message, matched), frames),
                      excerpt=Redactor.from_command((), os.environ).text(excerpt), explanation=rule.explanation,
-                     next_step=rule.next_step, exit_status=self.exit_status, after_s=self.after_s)
+                     next_step=self.table.advice_for(rule.next_step, self.log.engine, self.log.lower),
+                     engine=self.log.engine, exit_status=self.exit_status, after_s=self.after_s)
 
     def _exception(self, since: int) -> Block | None:
         """The first exception, with frames if possible, that is no warning and not about another process."""

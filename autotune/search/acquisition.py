@@ -16,7 +16,7 @@ from autotune.search.crash_model import CrashModel
 from autotune.search.grid import Codes, Floats, Mask
 from autotune.search.observations import MOST_REPEATS, NOISE, Key, Observations
 from autotune.search.transfer import Past
-from autotune.search.value_model import Data, Posterior, Prior, expected_improvement, normal_cdf
+from autotune.search.value_model import Data, Posterior, Prediction, Prior, expected_improvement, normal_cdf
 
 Belief = tuple[float, Posterior]  # (weight, value model)
 
@@ -100,13 +100,15 @@ def forecast_launches(memory: Observations, beliefs: Sequence[Belief], crashes: 
             gains, upper = gains + some, np.maximum(upper, high)
     gains, upper = gains * serving, upper * allowed
     chance = crashes.chance(rows)
+    again = repeats(memory, beliefs) if beliefs else {}
     for i, key in enumerate(map(tuple, rows.tolist())):
         server = memory.servers.get(key)
         if key in busy or (server is not None and memory.dead(server, float(chance[i]))):
             gains[i] = upper[i] = 0.0
         elif server is not None:
             gone = sorted(memory.settled(server))
-            gains[i, gone] = upper[i, gone] = 0.0
+            gains[i, gone] = [again.get((key, load), 0.0) for load in gone]
+            upper[i, gone] = 0.0
     costs = Costs.of(memory)
     if past is not None:
         unseen = crashes.unseen(rows)
@@ -126,25 +128,33 @@ CHEAP = 0.25  # most expensive exploratory measurement, as a share of a launch's
 SAFE = 0.9  # least survival probability of an exploratory measurement
 
 
-def repeats(memory: Observations, posterior: Posterior, key: Key) -> Floats:
-    """(L,) worth of measuring each load part of a live server again, for the choice of the winner.
+def mixed(beliefs: Sequence[Belief], rows: Codes) -> Prediction:
+    """Mean and sd of the weighted value models together."""
+    seen = [posterior.predict(rows) for _, posterior in beliefs]
+    weights = np.array([weight for weight, _ in beliefs])
+    mean = np.tensordot(weights, np.array([s.mean for s in seen]), 1)
+    square = np.tensordot(weights, np.array([s.sd ** 2 + s.mean ** 2 for s in seen]), 1)
+    ratios = np.tensordot(weights, np.array([s.ratios for s in seen]), 1)
+    return Prediction(mean, np.sqrt(np.maximum(square - mean ** 2, 1e-10)), ratios)
+
+
+def repeats(memory: Observations, beliefs: Sequence[Belief]) -> dict[tuple[Key, int], float]:
+    """Worth of measuring leading configurations again, by server and load part, for the choice of the winner.
 
     Knowledge gradient for one normal among known ones (Frazier, Powell and Dayanik 2009).
     """
-    out = np.zeros(len(memory.grid.load_rows))
     feasible = memory.leading()
-    if len(feasible) < 2 or not any(k == key for k, _ in feasible):
-        return out
-    seen = posterior.predict(np.array([k for k, _ in feasible], dtype=np.int16))
+    if len(feasible) < 2:
+        return {}
+    seen = mixed(beliefs, np.array([k for k, _ in feasible], dtype=np.int16))
     at = np.arange(len(feasible)), np.array([load for _, load in feasible], dtype=np.intp)
     mean, sd = seen.mean[at], seen.sd[at]
-    for i, (k, load) in enumerate(feasible):
-        again = memory.servers[k].values[load]
-        if k == key and len(again) < MOST_REPEATS:
-            shift = sd[i] * sd[i] / math.hypot(sd[i], again[-1].relative_noise or NOISE)
-            rival = np.delete(mean, i).max()
-            out[load] = expected_improvement(-np.abs(mean[i] - rival), np.maximum(shift, 1e-9), 0.0)
-    return out
+    again = [memory.servers[k].values[load] for k, load in feasible]
+    noise = np.array([some[-1].relative_noise or NOISE for some in again])
+    second, first = np.sort(mean)[-2:]
+    rival = np.where(mean == first, second, first)
+    worth = expected_improvement(-np.abs(mean - rival), np.maximum(sd ** 2 / np.hypot(sd, noise), 1e-9), 0.0)
+    return {k: float(w) for k, w, some in zip(feasible, worth, again, strict=True) if len(some) < MOST_REPEATS}
 
 
 def unfamiliar(memory: Observations, crashes: CrashModel, posterior: Posterior, key: Key) -> int | None:
@@ -217,7 +227,7 @@ def chance_to_stay_best(best: float, belief: Posterior, rows: Codes, chance: Flo
     return float(np.prod(1 - better.max(axis=1)))
 
 
-def best_configuration(memory: Observations, posterior: Posterior) -> tuple[Key, int, float] | None:
+def best_configuration(memory: Observations, beliefs: Sequence[Belief]) -> tuple[Key, int, float] | None:
     """(server, load, log objective) of the best feasible configuration, None without any.
 
     Its score is mean minus sd, plus the log probability that it keeps the limits: a mean alone would prefer a lucky
@@ -227,7 +237,7 @@ def best_configuration(memory: Observations, posterior: Posterior) -> tuple[Key,
     if not feasible:
         return None
     keys = list(dict.fromkeys(key for key, _ in feasible))
-    seen = posterior.predict(np.array(keys, dtype=np.int16))
+    seen = mixed(beliefs, np.array(keys, dtype=np.int16))
     scored = []
     for key, load in feasible:
         ratios, noise = memory.ratios(key, load)

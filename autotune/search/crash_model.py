@@ -209,6 +209,7 @@ ELSE = 0.02  # probability that a new configuration crashes for another reason
 UNSEEN_LOAD = 0.03  # crash probability under a load part without any measurement
 SEEN_LOAD = 0.005  # crash probability under a measured load part
 MANY_PASSES, AT_A_TIME = 400, 100  # most passes per group (the newest), updated in steps so that groups are reused
+SUSPECTED = 0.1  # probability of chance above which repeated crashes of one signature are retried once
 VARIED = 0.3  # probability that a faulty choice shows another signature the next time
 
 
@@ -299,6 +300,12 @@ class CrashModel:
             if seen[:-1].any() or not param.when:
                 count += ~seen[servers[:, i]] & (servers[:, i] < len(param.choices))
         return count
+
+    def expected(self, server: Sequence[int]) -> bool:
+        """True if a crash of a server part shares its cause with crashes of others and hardly struck by chance."""
+        own = tuple(server)
+        return any(len(g.own) > 1 and g.by_chance < SUSPECTED and own in map(tuple, g.own.tolist())
+                   for g in self.groups if not g.loaded)
 
     def suspects(self, under_load: bool = False) -> list[tuple[int, int, float]]:
         """(column, code, probability of a part in a cause) of server choices that never came up.

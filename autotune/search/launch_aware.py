@@ -16,7 +16,7 @@ from autotune.records import Config
 from autotune.search import acquisition, regions
 from autotune.search.acquisition import Belief, Costs, Forecast
 from autotune.search.crash_model import CrashModel
-from autotune.search.grid import Codes, Floats, Grid
+from autotune.search.grid import Codes, Floats, Grid, Mask
 from autotune.search.observations import MANY, Key, Observations
 from autotune.search.regions import BASELINE_CHANCE, Region
 from autotune.search.strategy import Best, Launch, Limits, Observation, Pivot, Stop, StopKind
@@ -138,8 +138,7 @@ class LaunchAware:
                 key, self._best[2] if self._best is not None else -math.inf)) is not None:
             return undecided  # noise may have put it over a limit
         if self._beliefs:
-            again = acquisition.repeats(self.memory, self._beliefs[0][1], key)
-            gains = np.maximum(np.maximum(gains, self._sceptic(row).gains[0]), again)
+            gains = np.maximum(gains, self._sceptic(row).gains[0])
         index, costs, bar = int(np.argmax(gains)), Costs.of(self.memory), self._bar
         if self._best is not None and self._best[0] == key:  # later it would take another launch
             bar = min(bar, self.limits.gain / costs.usual_s)
@@ -169,6 +168,7 @@ class LaunchAware:
         fresh_pairs = crashes.new_pairs(forecast.rows)
         suspect = np.logical_or.reduce([region.inside for region in found], initial=False)
         together = PAIR_GAIN * forecast.survives * fresh_pairs * (forecast.price <= acquisition.DEAR)
+        together = together * (forecast.gain >= PAIR_GAIN)
         worth = np.where((worth > 0) & ~suspect, worth + together, worth)
         new = crashes.new(forecast.rows)
         if self._busy:
@@ -242,6 +242,7 @@ class LaunchAware:
         The value model cannot know an interaction that it never saw: large effects and interactions rank the launches.
         """
         sceptic = self._sceptic(forecast.rows)
+        fresh_pairs = fresh_pairs + self._fresh_beside_strong(forecast.rows)
         dear = sceptic.price > acquisition.DEAR
         worth = np.where((sceptic.survives < CHECK_CHANCE * sceptic.survives.max()) | dear | (sceptic.gain <= 0), 0.0,
                          (sceptic.expected + acquisition.LEAST) / sceptic.price * fresh_pairs)
@@ -250,6 +251,22 @@ class LaunchAware:
         if worth.max(initial=0.0) <= 0:
             return None
         return sceptic, worth
+
+    def _fresh_beside_strong(self, rows: Codes) -> Mask:
+        """(n,) True for a choice that never came up beside a pair of the best server's choices that interacts strongly.
+
+        Such a pair counts as a choice of its own, whose pairs with other choices are to be covered too.
+        """
+        fresh = np.zeros(len(rows), dtype=bool)
+        if self._best is None:
+            return fresh
+        best, passed = _row(self._best[0]), self._crashes.passed
+        for i, j, _ in self._strengths[0][1].strong:
+            pair = [i, j] if j >= 0 else [i]
+            beside = passed[(passed[:, pair] == best[pair]).all(axis=1)]
+            held = (rows[:, pair] == best[pair]).all(axis=1)
+            fresh |= held & np.any([~np.isin(rows[:, k], beside[:, k]) for k in range(self.grid.width)], axis=0)
+        return fresh
 
     def _sceptic(self, rows: Codes) -> Forecast:
         """Forecast under large effects and interactions; needs a measurement."""
@@ -289,7 +306,7 @@ class LaunchAware:
         if self._known != known:
             self._known = known
             self._crashes = CrashModel(self.grid, memory.passed(), memory.served(), memory.evidence(), self._crashes)
-        self._best = acquisition.best_configuration(memory, self._beliefs[0][1]) if self._beliefs else None
+        self._best = acquisition.best_configuration(memory, self._beliefs) if self._beliefs else None
 
 
 def _row(key: Key) -> Codes:

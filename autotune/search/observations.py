@@ -18,8 +18,7 @@ from autotune.search.value_model import Data
 Key = tuple[int, ...]
 LEAST_NOISE = 0.002
 MOST_INVALID = 2  # invalid measurements of a configuration before it is given up
-MOST_REPEATS = 3  # measurements of one configuration
-MOST_STRADDLING = 6  # the same, of one that may keep or break a limit
+MOST_REPEATS = 6  # measurements of one configuration
 STRADDLES = 1.645  # standard errors of a ratio within which its limit is undecided (90 %)
 SURE = 0.01  # relative standard error below which a leader is not measured again
 MANY = 160  # most configurations given to the value model, whose cost grows with their cube
@@ -172,8 +171,8 @@ class Observations:
         """True if noise leaves open whether a limit is kept, and another measurement is allowed."""
         ratios, noise = self.ratios(key, load)
         seen = self.servers[key].values[load]
-        most = MOST_STRADDLING if any(m.ratio_errors for m in seen) else MOST_REPEATS
-        return len(seen) < most and bool((ratios < STRADDLES * noise).all() and (abs(ratios) < STRADDLES * noise).any())
+        return len(seen) < MOST_REPEATS and bool(
+            (ratios < STRADDLES * noise).all() and (abs(ratios) < STRADDLES * noise).any())
 
     def promising(self, key: Key, above: float) -> int | None:
         """A load part measured on a server above a log objective that may keep its limits; None without any."""

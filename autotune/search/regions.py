@@ -80,9 +80,11 @@ def evaluate_regions(forecast: Forecast, crashes: CrashModel, least: float,
     weight, known = _spared(pending_launches), forecast.chance / crashes.unseen(forecast.rows)
     cheap = forecast.price <= DEAR
     for some in found:
-        if len(some.when) == 1 and not some.under_load:  # isolating launches only
-            top = (known * (some.inside & (forecast.upper > 0))).max(initial=0.0)
-            worth[some.inside & cheap & (known < ISOLATING * top)] = 0.0
+        if len(some.when) == 1:  # isolating launches only
+            safe = known * forecast.serving if some.under_load else known
+            top = (safe * (some.inside & (forecast.upper > 0))).max(initial=0.0)
+            worth[some.inside & cheap & (safe < ISOLATING * top)] = 0.0
+        if len(some.when) == 1 and not some.under_load:
             hopeful = some.inside & cheap & (worth > 0)
             worth[hopeful] = np.maximum(worth, weight * forecast.chance * forecast.upper)[hopeful]
     free = np.logical_and.reduce([~some.inside for some in found], initial=True) & (worth > 0)
@@ -262,7 +264,7 @@ def after_crashes(memory: Observations, crashes: CrashModel, busy: AbstractSet[K
     The last good configuration shows whether the host still works. A crashed configuration with a choice that never
     came up needs no check: the host lacks that feature.
     """
-    if memory.doubtful is not None and memory.doubtful not in busy:
+    if memory.doubtful is not None and memory.doubtful not in busy and not crashes.expected(memory.doubtful):
         server = memory.servers[memory.doubtful]
         crash = server.launch_crashes[-1]
         why = "looked transient" if crash.blame is Blame.TRANSIENT else "came although each of its choices had worked"

@@ -32,7 +32,7 @@ RESIDUALS = ((0.003, 0.3), (0.02, 0.7))  # (sd of the term of one server part, p
 OPTIONS = list(itertools.product((share for share, _ in PAIRS), UNDER_LOAD, (sd for sd, _ in RESIDUALS)))
 OPTION_WEIGHTS = np.array([weight * other for _, weight in PAIRS for _ in UNDER_LOAD for _, other in RESIDUALS])
 UNSEEN = 2.0  # least variance of the effect of an unmeasured choice, as a share of the mean variance of effects
-SHARED = 6.0  # weight of STRENGTHS' shares, in parameters: those that were measured correct it
+SHARED = 4.0  # weight of STRENGTHS' shares, in parameters: those that were measured correct it
 LEAST_WEIGHT = 0.03
 CANDIDATES = 4  # kept strengths of interactions with at least LEAST_WEIGHT
 SWEEPS = 2
@@ -270,7 +270,7 @@ def _find_strong(k: Floats, like: list[Floats], v: Floats, y: Floats) -> list[St
         best: tuple[float, tuple[int, int], Floats] = (0.0, (0, 0), sizes)
         for at in np.argsort(-slope / np.sqrt(np.einsum("pij,pij->p", terms, terms)))[:TRIED].tolist():
             logs = prior + _evidence(k + sizes[:, None, None] * terms[at], y)
-            odds = float(np.log(np.exp(logs[1:] - logs[0]).sum()))
+            odds = float(np.logaddexp.reduce(logs[1:]) - logs[0])
             if odds > best[0]:
                 best = odds, open_[at], _weights(logs[1:])
         if best[0] <= 0:

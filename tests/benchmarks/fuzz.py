@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 
 from autotune.crash import log as logtext
+from autotune.crash import source
 from autotune.crash.classify import classify
 from autotune.engine.spec import EngineSpec
 from autotune.engine.stages import StageReader
@@ -120,7 +121,7 @@ class Logs:
                 stages.update()
         log.close()
         stages.update()
-        logtext.clean(logtext.read_path(self.path))
+        logtext.clean(source.read_path(self.path))
         crash = classify(self.path, stage=rng.choice(list(Stage)), exit_status=rng.choice([None, 0, 1, -9, -11]),
                          after_s=1.0, timed_out=rng.random() < 0.2)
         if not crash.category or not crash.signature:
