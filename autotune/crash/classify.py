@@ -23,7 +23,8 @@ from autotune.utils.redact import Redactor
 STAGES = list(Stage)
 EXCERPT_LINES, EXCERPT_FRAMES, EXCERPT_WIDTH = 24, 6, 400
 CONTEXT_LINES, LAST_LINES = 5, 6  # around a line without a traceback; at the end of a log without an error
-ERROR_LINE = re.compile(r"(?:[\w.:/-]+ {1,4}){0,3}?(?:fatal )?error\b[: ]|(?:\w+ +)?(?:[\w.-]+: ){1,2}failed to \w", re.I)
+ERROR_LINE = re.compile(
+    r"(?:[\w.:/-]+ {1,4}){0,3}?(?:fatal )?error\b[: ]|(?:\w+ +)?(?:[\w.-]+: ){1,2}failed to \w", re.I)
 AFTER, BEFORE = 40, 30  # largest distance of a traceback from a line that it explains (lines)
 
 
