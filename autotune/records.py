@@ -91,7 +91,8 @@ class Crash(msgspec.Struct, frozen=True, omit_defaults=True, tag="crash"):
     `signature` is short and stable: the same fault on other ranks, pids, addresses, times and paths
     gives the same one. `exit_status` is the server's return code (negative: killed by that signal),
     None while it still runs or is unknown. `after_s` counts from the start of the launch.
-    `blame_why`: grounds of the blame. `blame_also`: other blames that the log leaves open.
+    `blame_why`: grounds of the blame. `blame_also`: other blames that the log leaves open. `engine`: the one that wrote
+    the log (sglang, vllm, tensorrt_llm, llama.cpp), "" if unknown.
     """
 
     category: str
@@ -105,6 +106,7 @@ class Crash(msgspec.Struct, frozen=True, omit_defaults=True, tag="crash"):
     after_s: Number | None = None
     blame_why: str = ""
     blame_also: tuple[Blame, ...] = ()
+    engine: str = ""
 
 
 class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):

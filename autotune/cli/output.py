@@ -10,7 +10,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.config.settings import Settings
@@ -226,3 +226,18 @@ def open_journal(folder: pathlib.Path, verbose: bool, secrets: Iterable[str] = (
     LOG.setLevel(logging.DEBUG)
     LOG.propagate = False
     return path
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table that fits the terminal; the last column and the first fold, the others stay whole."""
+    import rich.box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=rich.box.SIMPLE, header_style="dim", pad_edge=False)
+    for number, column in enumerate(columns):
+        shown.add_column(column.replace("_", " "), overflow="fold", no_wrap=number not in (0, len(columns) - 1))
+    for row in rows:
+        shown.add_row(*(Text(printable(cell, instead=REPLACED)) for cell in row))
+    Console(highlight=False).print(shown)

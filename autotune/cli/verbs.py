@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from autotune.cli.output import BASELINE, Progress, check_report, open_journal
+from autotune.cli.output import BASELINE, Progress, check_report, open_journal, print_table
 from autotune.config.settings import Settings, identity, provenance, versions
 from autotune.engine.gpus import visible_gpus
 from autotune.engine.host import engine_version
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from autotune.tuning.loop import Tuner
 
 LOG = logging.getLogger("autotune")
+SUMMARY = ("file", "stage", "category", "blame", "signature", "next_step")  # columns of classify on a terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,29 +176,38 @@ def check(settings: Settings) -> int:
 
 
 def classify(files: Sequence[str]) -> int:
-    """Explain server logs (`-`: standard input), one JSON object a line; 2 when one cannot be read.
+    """Explain server logs (files, folders, `-` for standard input), one JSON object a line for each file and container.
 
-    The keys are file, stage, category, blame, signature, excerpt, explanation, next_step, blame_why, blame_also.
+    Returns 2 when one cannot be read. On a terminal a table follows in place of the JSON lines.
+
+    The keys are file, stage, category, blame, signature, excerpt, explanation, next_step, blame_why, blame_also, engine
+    and container.
     """
     from autotune.crash.classify import classify as explain
-    from autotune.crash.log import read_path, read_stream
+    from autotune.crash.log import containers
+    from autotune.crash.source import logs, read_stream
 
     if not files:
-        raise UsageError("classify needs at least one log file, or - for standard input")
-    exit_code = 0
+        raise UsageError("classify needs at least one log file or folder, or - for standard input")
+    exit_code, rows, table = 0, list[tuple[str, ...]](), sys.stdout.isatty()
     for name in files:
         try:
-            data = read_stream(sys.stdin.buffer) if name == "-" else read_path(pathlib.Path(name))
+            for file, data in [("-", read_stream(sys.stdin.buffer))] if name == "-" else logs(pathlib.Path(name)):
+                for container, text in containers(data).items():
+                    crash = explain(text)
+                    line = {"file": file, "stage": str(crash.stage), "category": crash.category,
+                            "blame": str(crash.blame), "signature": crash.signature, "excerpt": crash.excerpt,
+                            "explanation": crash.explanation, "next_step": crash.next_step,
+                            "blame_why": crash.blame_why, "blame_also": [str(blame) for blame in crash.blame_also],
+                            "engine": crash.engine, "container": container}
+                    rows.append((f"{file} {container}".strip(), *(str(line[key]) for key in SUMMARY[1:])))
+                    if not table:
+                        print(printable(json.dumps(line, ensure_ascii=False), instead=REPLACED), flush=True)
         except OSError as error:
             print(f"classify: cannot read {name}: {error.strerror or error}", file=sys.stderr)
             exit_code = UsageError.exit_code
-            continue
-        crash = explain(data)
-        line = {"file": name, "stage": str(crash.stage), "category": crash.category, "blame": str(crash.blame),
-                "signature": crash.signature, "excerpt": crash.excerpt, "explanation": crash.explanation,
-                "next_step": crash.next_step,
-                "blame_why": crash.blame_why, "blame_also": [str(blame) for blame in crash.blame_also]}
-        print(printable(json.dumps(line, ensure_ascii=False), instead=REPLACED), flush=True)
+    if table and rows:
+        print_table(SUMMARY, rows)
     return exit_code
 
 
@@ -329,7 +339,8 @@ VERBS = {
                          "reason"),
     "matrix": Verb(matrix, "concurrency x context table for config=baseline, config=best or config=TRIAL on one launch",
                    starts=True, alone=True),
-    "classify": Verb(classify, "explain server logs: classify FILE... (- reads standard input); needs no space",
+    "classify": Verb(classify, "explain server logs: classify FILE... (also folders and gzip, - reads standard input); "
+                               "needs no space",
                      space=False),
     "report": Verb(report, "write report.html and report.md (or out=FILE), print the summary (report.format=json for "
                            "scripts)", study=True),

@@ -65,6 +65,9 @@ class StudySettings:
     def __post_init__(self) -> None:
         if self.storage and backend(self.storage) == "sqlite" and sqlite_file(self.storage) is None:
             raise UsageError("study.storage: a database in memory keeps nothing: write sqlite:///FILE")
+        if self.launches is not None and (self.confirm.launches or 0) >= self.launches:
+            raise UsageError(f"study.confirm.launches={self.confirm.launches} is a part of study.launches="
+                             f"{self.launches}: leave at least one launch to the search")
         name = self.name
         if name is not None and (not name.strip() or not name.isprintable() or set(name) & set("/\\")
                                  or name.startswith(".") or len(os.fsencode(name)) > 100):

@@ -9,18 +9,22 @@ import bisect
 import functools
 import os
 import pathlib
+import re
 from collections.abc import Sequence
 
 from autotune.crash import rules
 from autotune.crash.exit_status import HostEvidence, describe, signal_name, signal_of, silent_category
-from autotune.crash.log import EXCEPTION, FRAME, MARKS, Block, Line, Log, clean, read_path, tracebacks
+from autotune.crash.log import EXCEPTION, FRAME, MARKS, Block, Line, Log, clean, tracebacks
 from autotune.crash.signature import around, signature
+from autotune.crash.source import read_path
 from autotune.records import Crash, Stage
 from autotune.utils.redact import Redactor
 
 STAGES = list(Stage)
 EXCERPT_LINES, EXCERPT_FRAMES, EXCERPT_WIDTH = 24, 6, 400
 CONTEXT_LINES, LAST_LINES = 5, 6  # around a line without a traceback; at the end of a log without an error
+ERROR_LINE = re.compile(
+    r"(?:[\w.:/-]+ {1,4}){0,3}?(?:fatal )?error\b[: ]|(?:\w+ +)?(?:[\w.-]+: ){1,2}failed to \w", re.I)
 AFTER, BEFORE = 40, 30  # largest distance of a traceback from a line that it explains (lines)
 
 
@@ -39,7 +43,7 @@ def classify(log: bytes | str | pathlib.Path, *, stage: Stage | None = None, exi
         data = b""
     text = clean(data)
     if detail:
-        text = Log.of([*text.lines, Line(detail)])
+        text = Log.of([*text.lines, Line(detail)], text.engine)
     return _Reading(text, stage, exit_status, after_s, timed_out, evidence, detail).crash()
 
 
@@ -83,6 +87,8 @@ class _Reading:
         failed = self.exit_status is not None or self.detail or self.progress is not Stage.SERVING  # besides the log
         if found is not None and (found.tier == rules.ECHO or failed):
             return self._known(found)
+        if failed and signal_of(self.exit_status) is None and (line := self._error_line()) is not None:
+            return self._unclassified(Block(line, line, at=line, message=self.log.lines[line].text))
         return self._silent(silent_category(self.exit_status, self.reached, self.evidence, not self.log.lines,
                                             self.detail))
 
@@ -131,7 +137,8 @@ class _Reading:
                      blame_also=tuple(dict.fromkeys(b for b in (*rule.blame_also, *elsewhere) if b is not blame)),
                      signature=signature(stage, kind, around(message, matched), frames),
                      excerpt=Redactor.from_command((), os.environ).text(excerpt), explanation=rule.explanation,
-                     next_step=rule.next_step, exit_status=self.exit_status, after_s=self.after_s)
+                     next_step=self.table.advice_for(rule.next_step, self.log.engine, self.log.lower),
+                     engine=self.log.engine, exit_status=self.exit_status, after_s=self.after_s)
 
     def _exception(self, since: int) -> Block | None:
         """The first exception, with frames if possible, that is no warning and not about another process."""
@@ -139,6 +146,12 @@ class _Reading:
                and self.log.lines[b.at].level not in ("info", "warning")
                and not self.table.only_echoes(self.log.part(self.text, b.at, b.last + 1))]
         return next((b for b in own if b.frames), own[0] if own else None)
+
+    def _error_line(self) -> int | None:
+        """The first line in which the engine itself states an error, after its last ready line."""
+        return next((i for i, line in enumerate(self.log.lines) if i >= self.ready and line.text and (
+            line.level == "error" or ERROR_LINE.match(line.text)) and not self.table.aside.search(line.text)
+            and self.log.part(self.text, i, i + 1).strip("\0\n ")), None)
 
     def _line(self, block: Block) -> int:
         return block.last if block.at is None else block.at

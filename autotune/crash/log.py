@@ -1,26 +1,21 @@
-"""A server log as clean lines (bounded reading, without ANSI codes and log prefixes), and the tracebacks in it.
+"""A server log as clean lines (without wrappers, ANSI codes and log prefixes), and the tracebacks in it.
 
-    log = clean(read_path(path))
+    log = clean(data)
     blocks = tracebacks(log.lines)
 """
 
 from __future__ import annotations
 
-import collections
 import itertools
-import pathlib
 import re
 from collections.abc import Sequence
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
-HEAD, TAIL, CHUNK = 1 << 20, 3 << 20, 1 << 20  # bytes
-BACK = 256 << 20  # bytes before the tail of a large log that are searched for exceptions
-HEADER = "Traceback (most recent call last)"
-NEEDLE = HEADER.encode()
-WINDOW, WINDOWS = 16 << 10, 8  # bytes around an exception; most windows at each end
+from autotune.crash.source import GAP, HEAD, TAIL
+from autotune.crash.wrappers import HEADER, unwrap
+
 MAX_LINES, MAX_TEXT, MAX_CHARS = 6000, 500_000, 1200  # of a log: lines and characters; of a line: characters
 KEPT_COPIES, LAST_LINES = 3, 400  # copies of a line that are kept in a long log, except in its last lines
-GAP = "[... part of the log left out ...]"
 
 ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]|\[\d{1,3}(?:;\d{1,3})*m")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u2028\u2029\ufeff]+")
@@ -52,7 +47,12 @@ PREFIXES = tuple(re.compile(p) for p in (
 FRAME = re.compile(r'^File ["“](?P<file>[^"“”]+)["”],(?: line \d+(?=\D|$)|(?= in))(?:,? in (?P<func>.+))?')
 EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Died)"
-    r"|Exception|OutOfResources))(?:: ?(?P<message>.*))?$")
+    r"|Exception|OutOfResources)|(?:\w+\.)*(?:exc|errors?|exceptions?)\.[A-Z]\w*)(?:: ?(?P<message>.*))?$")
+ENGINES = {  # by what their logs contain
+    "sglang": ("sglang", "sgl_kernel", "mem-fraction-static", "scheduler hit an exception", "cuda_graph_runner"),
+    "vllm": ("vllm", "enginecore", "apiserver pid=", "gpu_memory_utilization"),
+    "tensorrt_llm": ("tensorrt_llm", "[trt-llm]", "tensorrt-llm", "[tensorrt-llm]", "trtllm-serve", "py_executor"),
+    "llama.cpp": ("llama_", "ggml_", "llama-server", "srv  ", "gguf")}
 MARKS = re.compile(r"^[~^ ]+$")  # a line below a source line
 MAX_GAP = MAX_MESSAGE_LINES = 8
 
@@ -79,79 +79,46 @@ class Log(NamedTuple):
     lines: tuple[Line, ...]
     lower: str
     start: tuple[int, ...]
+    engine: str = ""
 
     @classmethod
-    def of(cls, lines: list[Line]) -> Log:
+    def of(cls, lines: list[Line], engine: str = "") -> Log:
         starts = itertools.accumulate((len(line.text) + 1 for line in lines[:-1]), initial=0)
-        return cls(tuple(lines), "\n".join(_lower(line.text) for line in lines), tuple(starts) if lines else ())
+        return cls(tuple(lines), "\n".join(_lower(line.text) for line in lines), tuple(starts) if lines else (),
+                   engine)
 
     def part(self, text: str, first: int, last: int) -> str:
         """Lines first..last-1 of `text`, which has the same lines."""
         return text[self.start[first]:self.start[last] if last < len(self.lines) else len(text)]
 
 
-def read_path(path: pathlib.Path) -> bytes:
-    """The relevant parts of a log file, at most a few MB. Raises OSError as `open` does."""
-    with path.open("rb") as file:
-        return read_stream(file, path.stat().st_size if path.is_file() else None)
-
-
-def read_stream(file: BinaryIO, size: int | None = None) -> bytes:
-    """Head, surroundings of exceptions, and tail of a stream in bounded memory; `size` (bytes) allows skipping."""
-    head = file.read(HEAD)
-    if size is not None and size > HEAD + BACK + TAIL:
-        file.seek(size - BACK - TAIL)
-    scan, tail, held = _Scan(), collections.deque[bytes](), 0
-    while chunk := file.read(CHUNK):
-        tail.append(chunk)
-        held += len(chunk)
-        while held - len(tail[0]) >= TAIL:
-            held -= len(tail[0])
-            scan.feed(tail.popleft())
-    marker = f"\n{GAP}\n".encode()
-    return (marker if scan.fed else b"").join([marker.join([head, *scan.windows()]), b"".join(tail)])
-
-
-def clean(data: bytes | str) -> Log:
-    """Cleaned log; undecodable bytes become replacement characters, repeated lines are counted once."""
+def containers(data: bytes | str) -> dict[str, str]:
+    """Text of each container in a log; undecodable bytes become replacement characters."""
     if isinstance(data, bytes):
         data = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace")
     text = data if len(data) <= HEAD + 2 * TAIL else f"{data[:HEAD]}\n{GAP}\n{data[-2 * TAIL:]}"
+    return unwrap(text.replace("\r\n", "\n"))
+
+
+def clean(data: bytes | str) -> Log:
+    """Cleaned log, of all containers if there are several; repeated lines are counted once."""
+    text = "\n".join(containers(data).values())
     if "\x1b" in text or "[0m" in text:
         text = ANSI.sub("", text)
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = text.replace("\r", "\n")
     if "%|" in text:
         text = PROGRESS.sub(r"\1\n", text)  # what follows a progress bar on its line is a line of its own
     text = CONTROL.sub("", text)
-    return Log.of([_line(raw, repeats) for raw, repeats in _reduced(text.split("\n"))])
+    lines = _reduced(text.split("\n"))
+    return Log.of([_line(raw, repeats) for raw, repeats in lines], engine_of("\n".join(raw for raw, _ in lines)))
 
 
-class _Scan:
-    """Surroundings of the first and last exceptions in a stream of chunks."""
-
-    def __init__(self) -> None:
-        self.found: list[bytes] = []
-        self.fed = False
-        self._before = b""
-
-    def feed(self, chunk: bytes) -> None:
-        self.fed = True
-        block, at = self._before + chunk, 0
-        while (at := block.find(NEEDLE, at)) >= 0:
-            if at + WINDOW > len(block) and len(block) > WINDOW:
-                break  # cut here: seen whole with the next chunk
-            self._keep(block[max(0, at - WINDOW // 4):at + WINDOW])
-            at += WINDOW
-        self._before = block[at:] if at >= 0 else block[-len(NEEDLE):]
-
-    def windows(self) -> list[bytes]:
-        if NEEDLE in self._before:
-            self._keep(self._before)
-        return self.found
-
-    def _keep(self, window: bytes) -> None:
-        self.found.append(window)
-        del self.found[WINDOWS:-WINDOWS]
+def engine_of(text: str) -> str:
+    """Name of the engine that wrote a log, "" if unknown."""
+    low = text.lower()
+    counts = {name: sum(low.count(word) for word in words) for name, words in ENGINES.items()}
+    best = max(counts, key=lambda name: counts[name])
+    return best if counts[best] else ""
 
 
 def _reduced(lines: list[str]) -> list[tuple[str, int]]:

@@ -22,6 +22,7 @@ SYMPTOM, END, ECHO, ASIDE = 2, 3, 4, 5  # tiers as numbers; ASIDE: warnings
 BEFORE, AFTER = 60, 30  # lines around a match that `near` and `unless` search
 MATCHES = 40  # most matches of one pattern
 LAST_LINES = 15  # distance from the end within which a warning may explain a failure
+NAMES = {"sglang": "SGLang", "vllm": "vLLM"}
 STATES_ERROR = re.compile(r"\b(?:error|exception|fatal|fail(?:ed|ure)?|assert\w*|abort\w*|panic)\b|error:", re.I)
 
 
@@ -63,6 +64,7 @@ class Table(NamedTuple):
     markers: tuple[tuple[Stage, re.Pattern[str]], ...]
     frames: tuple[tuple[Stage, re.Pattern[str]], ...]
     grounds: Mapping[Blame, str]
+    flags: Mapping[str, Mapping[str, Sequence[str]]]
 
     def find(self, log: Log, blocks: Sequence[Block], stage_at: Callable[[int], Stage | None],
              since: int = 0) -> Found | None:
@@ -80,6 +82,17 @@ class Table(NamedTuple):
                     best = first  # patterns are ordered, the most specific first
                     chosen = next(hit for hit in hits if hit.tier == first[0])
         return chosen
+
+    def advice_for(self, next_step: str, engine: str, text: str) -> str:
+        """`next_step` with flags in the spelling of an engine ("": of all) that wrote the lower-case `text`."""
+        def spelled(match: re.Match[str]) -> str:
+            flags = self.flags[match[1]]
+            if engine in flags:
+                known = [flag for flag in flags[engine] if flag.strip("-").replace("-", "_") in text or flag in text]
+                return (known or flags[engine])[0]
+            return " or ".join(f"{flags[name][0]} ({said})" for name, said in NAMES.items() if name in flags)
+
+        return re.sub(r"\{(\w+)\}", spelled, next_step)
 
     def only_echoes(self, text: str) -> bool:
         """True if a text only reports the end of another process."""
@@ -149,7 +162,8 @@ def parse(data: Mapping[str, Any]) -> Table:
     return Table(tuple(rules), silent, tuple(map(compiled, data["advice"])), re.compile("|".join(data["aside"]), re.I),
                  compiled("|".join(data.get("ready") or ["(?!)"])),
                  _stage_patterns(data["markers"]), _stage_patterns(data["frames"]),
-                 {Blame(blame): " ".join(text.split()) for blame, text in data.get("grounds", {}).items()})
+                 {Blame(blame): " ".join(text.split()) for blame, text in data.get("grounds", {}).items()},
+                 data.get("flags", {}))
 
 
 def compiled(pattern: str, words: Mapping[str, str] | None = None) -> re.Pattern[str]:

@@ -52,7 +52,7 @@ class ConfirmSettings:
             return 0
         fewest = 2 * self.min_rounds
         if self.launches is not None:
-            return min(self.launches, launches - 1)
+            return self.launches
         kept = min(MOST_RESERVED, max(fewest, round(RESERVE * launches)))
         return kept if launches >= 2 * fewest else 0
 

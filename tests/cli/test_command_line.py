@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import io
 import json
 import os
@@ -23,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PORT = "OSError: [Errno 98] Address already in use\n"
 FLAG = "launch_server.py: error: unrecognized arguments: --foo\n"
 KEYS = ["file", "stage", "category", "blame", "signature", "excerpt", "explanation", "next_step", "blame_why",
-        "blame_also"]
+        "blame_also", "engine", "container"]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -160,10 +161,20 @@ def test_each_log_gives_one_json_object_a_line_and_an_unreadable_one_gives_exit_
     assert [line["category"] for line in lines] == ["port_in_use", "unrecognized_flag", "unrecognized_flag"]
     assert [line["blame"] for line in lines] == ["transient", "environment", "environment"]
     assert (lines[2]["file"], lines[2]["stage"]) == ("-", "arg-parse")
-    done = autotune("classify", str(tmp_path / "none.log"), str(tmp_path), str(tmp_path / "a.log"))
+    done = autotune("classify", str(tmp_path / "none.log"), str(tmp_path / "a.log"))
     assert done.returncode == 2 and len(done.stdout.splitlines()) == 1
-    errors = done.stderr.splitlines()
-    assert len(errors) == 2 and "none.log" in errors[0] and "No such file" in errors[0] and "directory" in errors[1]
+    assert done.stderr.count("\n") == 1 and "none.log" in done.stderr and "No such file" in done.stderr
+
+
+def test_a_folder_gives_one_object_for_each_file_and_container(autotune: Run, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "pods").mkdir()
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(PORT.encode()))
+    (tmp_path / "pods" / "core").write_bytes(b"\x7fELF\0\0\0")
+    (tmp_path / "pods" / "b.log").write_text("".join(
+        f"[pod/x/{name}] {line}\n" for name, line in (("one", FLAG), ("two", PORT), ("one", "bye"))))
+    lines = [json.loads(line) for line in autotune("classify", str(tmp_path)).stdout.splitlines()]
+    assert [(pathlib.Path(line["file"]).name, line["container"], line["category"]) for line in lines] == [
+        ("a.log.gz", "", "port_in_use"), ("b.log", "x/one", "unrecognized_flag"), ("b.log", "x/two", "port_in_use")]
 
 
 def test_version_and_composed_configuration_are_printed(autotune: Run) -> None:

@@ -102,6 +102,7 @@ def test_bad_input_is_one_clear_line(override: str, message: str) -> None:
     ("study.storage_wait_s=-1", "storage_wait_s must be a number of at least 0"), ("study.isolate=-1", "study.isolate"),
     ("study.lost_after_s=1", "lost_after_s must be a time of 2 s or more"), ("study.seed=null", "study.seed must be"),
     ("study.confirm.alpha=0.5", "alpha must be a number above 0"), ("agreement.ratio=0", "ratio must be a number of"),
+    ("study.confirm.launches=16", "study.confirm.launches=16 is a part of study.launches=16: leave at"),
     ("study.confirm.finalists=-1", "^study.confirm.finalists must be a whole number of at least 0, not -1"),
     ("study.strategy=magic", "must be one of autotune, tpe"), ("study.name=a/b", "plain folder name"),
     ("study.name=.a", "plain folder name"), ("study.name=''", "plain folder name"),

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from autotune.crash import log as logtext
+from autotune.crash import source
 from autotune.crash.classify import classify
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -102,9 +103,9 @@ def test_head_tail_and_exceptions_between_them_are_read_of_a_log_that_is_too_lon
             file.write(CRASH if part == 6 else "")
             file.write(filler)
         file.write("the last line\n")
-    assert path.stat().st_size > logtext.HEAD + 2 * logtext.TAIL
-    data = logtext.read_path(path)
-    assert len(data) < logtext.HEAD + 2 * logtext.TAIL
+    assert path.stat().st_size > source.HEAD + 2 * source.TAIL
+    data = source.read_path(path)
+    assert len(data) < source.HEAD + 2 * source.TAIL
     assert b"Load weight begin" in data and b"illegal memory access" in data and data.endswith(b"the last line\n")
     assert classify(path).category == "illegal_memory_access"
 
@@ -112,9 +113,9 @@ def test_head_tail_and_exceptions_between_them_are_read_of_a_log_that_is_too_lon
 def test_an_exception_on_the_border_of_two_chunks_is_kept() -> None:
     for shift in range(-120, 40, 7):
         before = b"x" * 79 + b"\n"
-        room = logtext.HEAD + 2 * logtext.CHUNK + shift
-        data = (before * (room // 80 + 1))[:room] + b"\n" + CRASH.encode() + before * (2 * logtext.TAIL // 80)
-        assert b"illegal memory access" in logtext.read_stream(io.BytesIO(data)), shift
+        room = source.HEAD + 2 * source.CHUNK + shift
+        data = (before * (room // 80 + 1))[:room] + b"\n" + CRASH.encode() + before * (2 * source.TAIL // 80)
+        assert b"illegal memory access" in source.read_stream(io.BytesIO(data)), shift
 
 
 def test_many_different_lines_are_capped() -> None:

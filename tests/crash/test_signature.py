@@ -19,7 +19,7 @@ from tests.crash.test_cases import CASES, JUDGED, classified
 SAME_FAULT = [  # ids of cases: one fault in two logs
     "c009 c010", "c020 c021", "c022 w076", "c029 c030", "c036 r-vllm-tp3", "c038 w100", "c039 c040", "c046 c047",
     "d053 k038", "k039 k040", "m023 k012 k013", "w051 d009", "w062 k019", "w072 d013", "w080 h030",
-    "w117 r-vllm-ep", "w121 r-vllm-ctx"]
+    "w097 k105", "w117 r-vllm-ep", "w121 r-vllm-ctx"]
 COUNTED = {"of", "error", "code", "errno", "status", "signal", "xid", "failure", "http", "returned"}
 words = st.text(string.ascii_lowercase, min_size=2, max_size=9).filter(lambda word: word not in COUNTED)
 numbers = st.integers(0, 10**12)
@@ -31,7 +31,8 @@ PREFIX = re.compile(
 PREFIXES = ("/usr/local/lib/python3.12/", "/home/user/miniconda3/envs/llm-2/lib/python3.10/",
             "/opt/venv/lib/python3.11/", "/data/vllm/env/lib/", "/sgl-workspace/")
 # times, dates, threads, hosts, sizes, counts
-DIGITS = re.compile(r"\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b|\b\d{4}-\d\d-\d\d\b|\[\d+(?=,0,0\])|\bhost:\d+:\d+:\d+\b"
+HOUR, DAY = re.compile(r"\b\d\d(?=:\d\d:\d\d\b)"), re.compile(r"(?<=\b\d{4}-\d\d-)\d\d\b")
+DIGITS = re.compile(r"\[\d+(?=,0,0\])|\bhost:\d+:\d+:\d+\b"
                     r"|\b\d+\.\d+(?= (?:GB|MB|GiB|MiB)\b)|(?<=[=: (])\d{4,12}\b(?!\.)")
 HOST = re.compile(r"\b(?:node-b|ci-pod-\d+|gpu1|host)\b(?=:\d+:\d+)|(?<=ip=)[\d.]+")
 PCI = re.compile(r"\b0000:[0-9a-f]{2}:00(?:\.0)?\b")
@@ -49,6 +50,7 @@ def mutate(log: str, rng: random.Random) -> str:
     text = PID.sub(lambda m: f"{m[1]}{rng.randrange(100, 4_000_000)}", text)
     text = ADDRESS.sub(lambda _: hex(rng.randrange(1 << 16, 1 << 48)), text)
     text = PREFIX.sub(lambda _: rng.choice(PREFIXES), text)
+    text = DAY.sub(f"{rng.randrange(1, 29):02}", HOUR.sub(f"{rng.randrange(24):02}", text))
     text = HOST.sub(lambda _: rng.choice(("gpu-node-17", "n3", "ip-10-0-0-9", "dgx", "a1.lab.internal")), text)
     text = PCI.sub(lambda _: f"0000:{rng.choice('0123456789abc')}{rng.choice('0123456789abcdef')}:00.0", text)
     text = LAYER.sub(lambda _: str(rng.randrange(60)), text)
