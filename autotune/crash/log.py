@@ -32,6 +32,7 @@ PREFIXES = tuple(re.compile(p) for p in (
     rf"\[(?:\d\d-\d\d|\d\d/\d\d/\d{{4}})[- T]{_TIME}(?P<w>[^\]\n]{{0,40}})\]\s*",
     rf"\[?{_TIME}\]?\s+(?=\S)",
     r"[A-Z][a-z]{2} \d{1,2}, \d{4} @ [\d:.]+\s+",
+    r"\d+\.\d\d\.\d{3}\.\d{3} (?P<l>[EWID]) ",  # llama.cpp
     r"\((?P<w>[A-Za-z][\w.-]*)(?: rank=\d+)?(?: pid=\d+)?(?:, ip=[^)]{0,60})?\)\s*",  # (Worker_TP1 pid=4242)
     rf"(?P<l>INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)\b[ :-]*(?:\d+\s+(?=\[))?(?:\d\d-\d\d {_TIME}\s*)?"
     r"(?:\[\s*(?P<w>(?:[A-Z]{2}\d+ ?)*)[\w./-]*\.(?:py|cc|cpp):\d+\]|[\w./-]+\.(?:py|cc|cpp):\d+\])?:?\s*",
