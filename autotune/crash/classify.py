@@ -9,6 +9,7 @@ import bisect
 import functools
 import os
 import pathlib
+import re
 from collections.abc import Sequence
 
 from autotune.crash import rules
@@ -22,6 +23,8 @@ from autotune.utils.redact import Redactor
 STAGES = list(Stage)
 EXCERPT_LINES, EXCERPT_FRAMES, EXCERPT_WIDTH = 24, 6, 400
 CONTEXT_LINES, LAST_LINES = 5, 6  # around a line without a traceback; at the end of a log without an error
+ERROR_LINE = re.compile(
+    r"(?:[\w.:/-]+ {1,4}){0,3}?(?:fatal )?error\b[: ]|(?:\w+ +)?(?:[\w.-]+: ){1,2}failed to \w", re.I)
 AFTER, BEFORE = 40, 30  # largest distance of a traceback from a line that it explains (lines)
 
 
@@ -84,6 +87,8 @@ class _Reading:
         failed = self.exit_status is not None or self.detail or self.progress is not Stage.SERVING  # besides the log
         if found is not None and (found.tier == rules.ECHO or failed):
             return self._known(found)
+        if failed and signal_of(self.exit_status) is None and (line := self._error_line()) is not None:
+            return self._unclassified(Block(line, line, at=line, message=self.log.lines[line].text))
         return self._silent(silent_category(self.exit_status, self.reached, self.evidence, not self.log.lines,
                                             self.detail))
 
@@ -141,6 +146,12 @@ class _Reading:
                and self.log.lines[b.at].level not in ("info", "warning")
                and not self.table.only_echoes(self.log.part(self.text, b.at, b.last + 1))]
         return next((b for b in own if b.frames), own[0] if own else None)
+
+    def _error_line(self) -> int | None:
+        """The first line in which the engine itself states an error, after its last ready line."""
+        return next((i for i, line in enumerate(self.log.lines) if i >= self.ready and line.text and (
+            line.level == "error" or ERROR_LINE.match(line.text)) and not self.table.aside.search(line.text)
+            and self.log.part(self.text, i, i + 1).strip("\0\n ")), None)
 
     def _line(self, block: Block) -> int:
         return block.last if block.at is None else block.at

@@ -47,7 +47,7 @@ PREFIXES = tuple(re.compile(p) for p in (
 FRAME = re.compile(r'^File ["“](?P<file>[^"“”]+)["”],(?: line \d+(?=\D|$)|(?= in))(?:,? in (?P<func>.+))?')
 EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Died)"
-    r"|Exception|OutOfResources))(?:: ?(?P<message>.*))?$")
+    r"|Exception|OutOfResources)|(?:\w+\.)*(?:exc|errors?|exceptions?)\.[A-Z]\w*)(?:: ?(?P<message>.*))?$")
 ENGINES = {  # by what their logs contain
     "sglang": ("sglang", "sgl_kernel", "mem-fraction-static", "scheduler hit an exception", "cuda_graph_runner"),
     "vllm": ("vllm", "enginecore", "apiserver pid=", "gpu_memory_utilization"),

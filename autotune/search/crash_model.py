@@ -223,6 +223,7 @@ class CrashModel:
         earlier: an older model of the same study, whose unchanged groups are reused.
         """
         self.grid, self.failures = grid, tuple(failures)
+        self._hit: tuple[Codes, list[tuple[Group, Floats]]] | None = None  # of the last server parts
         self._made: dict[tuple[int, ...], Group] = {}
         self._earlier: dict[tuple[int, ...], Group] = earlier._made if earlier else {}
         self.passed, self.served = passed, served
@@ -245,9 +246,8 @@ class CrashModel:
     def chance(self, servers: Codes) -> Floats:
         """(n,) probability that each server part comes up."""
         chance = self.unseen(servers)
-        for group in self.groups:
-            if not group.loaded:
-                chance = chance * (1 - group.chance_to_hit(servers))
+        for _, hit in self._hits(servers):
+            chance = chance * (1 - hit)
         for column, code, factor in self._shared:
             chance = np.where(servers[:, column] == code, chance * factor, chance)
         return chance
@@ -256,11 +256,15 @@ class CrashModel:
         """(n,) expected seconds of a crash of each server part; usual_s: of a crash for an unseen cause."""
         risk = 1 - self.unseen(servers)
         total = risk * usual_s
-        for group in self.groups:
-            if not group.loaded:
-                hit = group.chance_to_hit(servers)
-                risk, total = risk + hit, total + hit * group.cost_s
+        for group, hit in self._hits(servers):
+            risk, total = risk + hit, total + hit * group.cost_s
         return np.asarray(total / np.maximum(risk, 1e-9))
+
+    def _hits(self, servers: Codes) -> list[tuple[Group, Floats]]:
+        """Each group of failed launches, and the (n,) probability that its cause strikes each server part."""
+        if self._hit is None or self._hit[0] is not servers:
+            self._hit = servers, [(g, g.chance_to_hit(servers)) for g in self.groups if not g.loaded]
+        return self._hit[1]
 
     def _in_several_groups(self) -> list[tuple[int, int, float]]:
         """(column, code, factor on the chance) of choices that may alone explain several signatures.

@@ -21,7 +21,7 @@ from autotune.search.observations import MANY, Key, Observations
 from autotune.search.regions import BASELINE_CHANCE, Region
 from autotune.search.strategy import Best, Launch, Limits, Observation, Pivot, Stop, StopKind
 from autotune.search.transfer import Past
-from autotune.search.value_model import Prior, Strengths, ValueModel
+from autotune.search.value_model import Data, Prior, Strengths, ValueModel
 from autotune.space.space import Space
 
 PAIR_GAIN = 0.001  # expected gain of trying two choices together for the first time
@@ -298,7 +298,8 @@ class LaunchAware:
         if len(data.rows):
             many = len(data.rows) >= MANY  # then one candidate is kept, and weighed again rarely
             if not self._strengths or (full and (not many or memory.count > (1 + RENEWED) * self._weighed)):
-                self._strengths, self._weighed = self._value.strengths(data), memory.count
+                some = Data(data.rows[::2], data.loads[::2], data.y[::2], data.noise[::2]) if many else data
+                self._strengths, self._weighed = self._value.strengths(some), memory.count
                 if many:
                     self._strengths = [(1.0, self._strengths[0][1])]
             self._beliefs = [(w, self._value.fit(data, strengths)) for w, strengths in self._strengths]

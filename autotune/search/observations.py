@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 from collections.abc import Mapping
 
@@ -52,7 +53,8 @@ class Observations:
         self.used_s = 0.0
         self.launch_s, self.crash_s, self.measure_s = list[float](), list[float](), list[float]()
         self.limits: list[str] = []
-        self._feasible: tuple[int, list[tuple[Key, int]]] = (0, [])
+        self._kept: dict[tuple[Key, int], bool] = {}  # whether configurations with a value keep every limit
+        self._leading: tuple[int, list[tuple[Key, int]]] = (-1, [])  # by the number of observations
         self._points: dict[tuple[Key, int], tuple[Floats, float]] = {}
         self._limit_noise: dict[tuple[Key, int], Floats] = {}
         self.last_good: Key | None = None
@@ -208,10 +210,12 @@ class Observations:
 
     def leading(self) -> list[tuple[Key, int]]:
         """Feasible configurations, at most `MANY`: those with the best means."""
-        feasible = self.feasible()
-        if len(feasible) <= MANY:
-            return feasible
-        return sorted(feasible, key=lambda at: -float(self._points[at][0][0]))[:MANY]
+        if self._leading[0] != self.count:
+            feasible = self.feasible()
+            if len(feasible) > MANY:
+                feasible = heapq.nlargest(MANY, feasible, key=lambda at: float(self._points[at][0][0]))
+            self._leading = self.count, feasible
+        return self._leading[1]
 
     def _summarise(self, key: Key, load: int) -> None:
         """Update the mean of one configuration; a new limit updates all of them."""
@@ -230,18 +234,14 @@ class Observations:
             sd = max(LEAST_NOISE, noise / math.sqrt(len(valid)))
             self._points[key, load] = (y, sd)
             self._limit_noise[key, load] = np.array([_ratio_noise(valid, name, sd) for name in self.limits])
+            self._kept[key, load] = self._keeps_limits(key, load, valid)
 
     def feasible(self) -> list[tuple[Key, int]]:
         """Configurations that kept every limit in the majority of their valid measurements; where ratios have errors,
         in the mean of them."""
-        if self._feasible[0] != self.count:
-            self._feasible = self.count, [
-                (key, load) for key, server in self.servers.items() for load, seen in server.values.items()
-                if (key, load) in self._points and self._keeps_limits(key, load, seen)]
-        return self._feasible[1]
+        return [at for at, kept in self._kept.items() if kept]
 
-    def _keeps_limits(self, key: Key, load: int, seen: list[Measured]) -> bool:
-        valid = [m for m in seen if m.value is not None and m.value > 0]
+    def _keeps_limits(self, key: Key, load: int, valid: list[Measured]) -> bool:
         if any(m.ratio_errors for m in valid):
             return bool((self.ratios(key, load)[0] <= 0).all())
         return sum(1 if m.feasible else -1 for m in valid) > 0

@@ -1,6 +1,7 @@
 """Random and broken bytes for the readers of answers and logs: only documented errors may be raised.
 
     python -m tests.benchmarks.fuzz [--seconds 600] [--seed 0]
+    python -m tests.benchmarks.fuzz --logs 41000      # crash logs only, each within CLASSIFY_S of CPU
 
 Inputs are real answers and log lines, cut, spliced, repeated and mangled, in pieces of random sizes. Readers: HTTP
 parser and token stream of the load client (chunks skipped or not), the log reader, the crash classifier, the stage
@@ -30,9 +31,12 @@ from autotune.loadgen.wire_formats import COMPLETIONS, GENERATE, TokenStream
 from autotune.records import Stage
 from autotune.utils.http import BadAnswer
 from autotune.utils.redact import Redactor
+from tests.crash.scores import read
+from tests.crash.wrapped import FORMS
 from tests.engine.standin_engine import ENGINE
 
 SLOW_S = 20.0
+CLASSIFY_S = 0.2
 LARGEST = 65536
 ROOT = pathlib.Path(__file__).parents[2]
 ANSWERS = [
@@ -130,11 +134,40 @@ class Logs:
             raise ValueError("a secret in an excerpt")
 
 
+def classify_logs(count: int, seed: int) -> int:
+    """Classify mangled crash logs, plain and wrapped; 1 at the first exception or log that takes too long."""
+    cases = [case["log"] for case in read(ROOT / "tests/crash/cases.jsonl")]
+    rng, slowest = random.Random(seed), 0.0
+    forms = list(FORMS.values())
+    for number in range(count):
+        pool = [rng.choice(cases) if rng.random() < 0.5 else rng.choice(forms)(rng.choice(cases)) for _ in range(3)]
+        data = mangled(rng, [*(log.encode() for log in pool), *PIECES])
+        began = time.process_time()
+        try:
+            crash = classify(data)
+            took = time.process_time() - began
+            slowest = max(slowest, took)
+            if not crash.category or not crash.signature:
+                raise ValueError("a crash without category or signature")
+            if took > CLASSIFY_S:
+                raise TimeoutError(f"{took:.2f} s of CPU for {len(data)} bytes")
+        except Exception as error:
+            kept = pathlib.Path(tempfile.gettempdir(), f"autotune-fuzz-classify-{number}.bin")
+            kept.write_bytes(data)
+            print(f"log {number} ({len(data)} bytes, kept as {kept}): {type(error).__name__}: {error}")
+            return 1
+    print(f"{count} logs (slowest {slowest:.3f} s CPU): no exception")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--logs", type=int)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.logs:
+        return classify_logs(options.logs, options.seed)
     logs = [p.read_bytes()[:LARGEST // 4] for p in sorted(ROOT.glob("tests/*/logs/**/*")) if p.is_file()]
     rng, count = random.Random(options.seed), collections.Counter[str]()
     slowest: dict[str, float] = {}

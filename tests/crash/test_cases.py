@@ -60,6 +60,35 @@ def test_what_a_log_leaves_open_is_said() -> None:
     assert (choice.blame, choice.blame_also) == (Blame.ENVIRONMENT, (Blame.CONFIG,))
 
 
+@pytest.mark.parametrize(("log", "engine", "shown"), [
+    ("[07/08/2025-19:47:15] [TRT-LLM] [RANK 1] [E] The frobnicator is upside down\nbye", "tensorrt_llm", "upside down"),
+    ("llama_model_load: loading\nsrv    load_model: failed to frobnicate the model\nggml_free: done", "llama.cpp",
+     "failed to frobnicate"),
+    ("main: error: the frobnicator is missing\nllama_perf: 1", "llama.cpp", "frobnicator is missing")])
+def test_the_engines_own_error_line_is_shown_if_no_entry_knows_it(log: str, engine: str, shown: str) -> None:
+    crash = classify(log)
+    assert (crash.category, crash.engine) == ("unclassified_exception", engine) and shown in crash.excerpt
+
+
+@pytest.mark.parametrize(("log", "says"), [
+    ("vllm: ValueError: No available memory for the cache blocks.", "--gpu-memory-utilization"),
+    ("sglang: RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "--mem-fraction-static"),
+    ("sglang serve --cuda-graph-max-bs 512\nException: Capture CUDA graph failed: CUDA out of memory.",
+     "--cuda-graph-max-bs)"),
+    ("sglang serve\nException: Capture CUDA graph failed: CUDA out of memory.", "--cuda-graph-max-bs-decode)"),
+    ("ValueError: No available memory for the cache blocks.",
+     "--mem-fraction-static (SGLang) or --gpu-memory-utilization (vLLM)")])
+def test_the_next_step_names_the_flag_of_the_logs_engine(log: str, says: str) -> None:
+    assert says in classify(log).next_step
+
+
+def test_every_next_step_names_known_flags_only() -> None:
+    table = rules.load()
+    for rule in (*table.rules, *table.silent.values()):
+        for engine in ("", "sglang", "vllm", "tensorrt_llm", "llama.cpp"):
+            assert "{" not in table.advice_for(rule.next_step, engine, "")
+
+
 def test_the_first_cause_wins_over_reports_of_other_ranks() -> None:
     log = """[2026-01-01 00:00:00 TP2] Scheduler hit an exception: Traceback (most recent call last):
   File "/x/sglang/srt/model_executor/model_runner.py", line 307, in load_model

@@ -19,7 +19,7 @@ from tests.crash.test_cases import CASES, JUDGED, classified
 SAME_FAULT = [  # ids of cases: one fault in two logs
     "c009 c010", "c020 c021", "c022 w076", "c029 c030", "c036 r-vllm-tp3", "c038 w100", "c039 c040", "c046 c047",
     "d053 k038", "k039 k040", "m023 k012 k013", "w051 d009", "w062 k019", "w072 d013", "w080 h030",
-    "w117 r-vllm-ep", "w121 r-vllm-ctx"]
+    "w097 k105", "w117 r-vllm-ep", "w121 r-vllm-ctx"]
 COUNTED = {"of", "error", "code", "errno", "status", "signal", "xid", "failure", "http", "returned"}
 words = st.text(string.ascii_lowercase, min_size=2, max_size=9).filter(lambda word: word not in COUNTED)
 numbers = st.integers(0, 10**12)
