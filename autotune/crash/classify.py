@@ -65,10 +65,10 @@ class _Reading:
         self.stage_at = functools.cache(self._stage_at)
 
     def crash(self) -> Crash:
-        found = self.table.find(self.log, self.blocks, self.stage_at, self.ready)
+        found = self.table.find(self.log, self.text, self.blocks, self.stage_at, self.ready)
         ended = found is not None or self.timed_out or bool(self.detail) or self.exit_status is not None
         if ended and (found is None or found.tier >= rules.END):  # the cause may stand above the ready line
-            earlier = self.table.find(self.log, self.blocks, self.stage_at)
+            earlier = self.table.find(self.log, self.text, self.blocks, self.stage_at)
             found = earlier if earlier is not None and earlier.tier < rules.ASIDE else found
         exception = self._exception(0 if ended else self.ready)
         killed = signal_of(self.exit_status) in (9, None) and self.exit_status != 0
