@@ -118,12 +118,20 @@ def test_an_exception_on_the_border_of_two_chunks_is_kept() -> None:
         assert b"illegal memory access" in source.read_stream(io.BytesIO(data)), shift
 
 
-def test_many_different_lines_are_capped() -> None:
+@pytest.mark.parametrize("at", [0, 4500, 9000])
+def test_many_different_lines_are_capped_and_a_failure_among_them_is_kept(at: int) -> None:
     letters = str.maketrans("0123456789", "abcdefghij")
-    raw = "\n".join(f"request {i}".translate(letters) for i in range(9000)) + "\n" + CRASH
+    lines = [f"request {i}".translate(letters) for i in range(9000)]
+    raw = "\n".join([*lines[:at], CRASH.rstrip(), *lines[at:]])
     log = logtext.clean(raw)
-    assert len(log.lines) <= logtext.MAX_LINES + 1
+    assert len(log.lines) <= logtext.MAX_LINES + 100
     assert classify(raw).category == "illegal_memory_access"
+
+
+def test_a_failure_is_found_in_a_stream_whose_healthy_lines_speak_of_errors_too() -> None:
+    noise = b"".join(b"stats: errors=0 timeouts=0 request %d\n" % i for i in range(100_000))
+    data = noise * 2 + b"CUDA error: an illegal memory access was encountered\n" + noise * 2
+    assert b"illegal memory access" in source.read_stream(io.BytesIO(data))
 
 
 @pytest.mark.slow
