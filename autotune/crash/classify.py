@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from autotune.crash import rules
 from autotune.crash.exit_status import HostEvidence, describe, signal_name, signal_of, silent_category
-from autotune.crash.log import EXCEPTION, FRAME, MARKS, Block, Line, Log, clean, tracebacks
+from autotune.crash.log import AMD, EXCEPTION, FRAME, MARKS, Block, Line, Log, clean, folded, tracebacks
 from autotune.crash.signature import around, signature
 from autotune.crash.source import read_path
 from autotune.records import Crash, Stage
@@ -65,10 +65,10 @@ class _Reading:
         self.stage_at = functools.cache(self._stage_at)
 
     def crash(self) -> Crash:
-        found = self.table.find(self.log, self.blocks, self.stage_at, self.ready)
+        found = self.table.find(self.log, self.text, self.blocks, self.stage_at, self.ready)
         ended = found is not None or self.timed_out or bool(self.detail) or self.exit_status is not None
         if ended and (found is None or found.tier >= rules.END):  # the cause may stand above the ready line
-            earlier = self.table.find(self.log, self.blocks, self.stage_at)
+            earlier = self.table.find(self.log, self.text, self.blocks, self.stage_at)
             found = earlier if earlier is not None and earlier.tier < rules.ASIDE else found
         exception = self._exception(0 if ended else self.ready)
         killed = signal_of(self.exit_status) in (9, None) and self.exit_status != 0
@@ -127,7 +127,8 @@ class _Reading:
 
     def _crash(self, rule: rules.Rule, category: str, stage: Stage, excerpt: str, kind: str, message: str,
                frames: Sequence[tuple[str, str]] = (), matched: str = "", assumed: bool = False) -> Crash:
-        message = self.table.without_advice(message.lower()).replace("\0", "")
+        amd = "amd " if AMD.search(message.lower()) else ""
+        message = self.table.without_advice(folded(message)).replace("\0", "")
         blame = rule.blame_by_stage.get(stage, rule.blame)
         elsewhere = (rule.blame, *rule.blame_by_stage.values()) if assumed else ()
         why = rule.blame_why or self.table.grounds.get(blame, "")
@@ -135,7 +136,7 @@ class _Reading:
             why += f" At stage {stage}{', which is assumed' if assumed else ''}."
         return Crash(category=category, stage=stage, blame=blame, blame_why=why,
                      blame_also=tuple(dict.fromkeys(b for b in (*rule.blame_also, *elsewhere) if b is not blame)),
-                     signature=signature(stage, kind, around(message, matched), frames),
+                     signature=signature(stage, kind, amd + around(message, matched), frames),
                      excerpt=Redactor.from_command((), os.environ).text(excerpt), explanation=rule.explanation,
                      next_step=self.table.advice_for(rule.next_step, self.log.engine, self.log.lower),
                      engine=self.log.engine, exit_status=self.exit_status, after_s=self.after_s)

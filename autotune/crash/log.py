@@ -32,6 +32,7 @@ PREFIXES = tuple(re.compile(p) for p in (
     rf"\[(?:\d\d-\d\d|\d\d/\d\d/\d{{4}})[- T]{_TIME}(?P<w>[^\]\n]{{0,40}})\]\s*",
     rf"\[?{_TIME}\]?\s+(?=\S)",
     r"[A-Z][a-z]{2} \d{1,2}, \d{4} @ [\d:.]+\s+",
+    r"\d+\.\d\d\.\d{3}\.\d{3} (?P<l>[EWID]) ",  # llama.cpp
     r"\((?P<w>[A-Za-z][\w.-]*)(?: rank=\d+)?(?: pid=\d+)?(?:, ip=[^)]{0,60})?\)\s*",  # (Worker_TP1 pid=4242)
     rf"(?P<l>INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)\b[ :-]*(?:\d+\s+(?=\[))?(?:\d\d-\d\d {_TIME}\s*)?"
     r"(?:\[\s*(?P<w>(?:[A-Z]{2}\d+ ?)*)[\w./-]*\.(?:py|cc|cpp):\d+\]|[\w./-]+\.(?:py|cc|cpp):\d+\])?:?\s*",
@@ -48,6 +49,7 @@ FRAME = re.compile(r'^File ["“](?P<file>[^"“”]+)["”],(?: line \d+(?=\D|$
 EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Died)"
     r"|Exception|OutOfResources)|(?:\w+\.)*(?:exc|errors?|exceptions?)\.[A-Z]\w*)(?:: ?(?P<message>.*))?$")
+AMD = re.compile(r"\bhip(?=[ _]?(?:error|out of memory|failure|runtime|driver|kernel|graph|oom|gpu|device))|\brccl")
 ENGINES = {  # by what their logs contain
     "sglang": ("sglang", "sgl_kernel", "mem-fraction-static", "scheduler hit an exception", "cuda_graph_runner"),
     "vllm": ("vllm", "enginecore", "apiserver pid=", "gpu_memory_utilization"),
@@ -74,7 +76,7 @@ class Line(NamedTuple):
 
 
 class Log(NamedTuple):
-    """Cleaned lines, and their lower-case text for searching; line i begins at `start[i]`."""
+    """Cleaned lines, and their text for searching (`folded`); line i begins at `start[i]` of it."""
 
     lines: tuple[Line, ...]
     lower: str
@@ -83,9 +85,9 @@ class Log(NamedTuple):
 
     @classmethod
     def of(cls, lines: list[Line], engine: str = "") -> Log:
-        starts = itertools.accumulate((len(line.text) + 1 for line in lines[:-1]), initial=0)
-        return cls(tuple(lines), "\n".join(_lower(line.text) for line in lines), tuple(starts) if lines else (),
-                   engine)
+        low = [folded(line.text) for line in lines]
+        starts = itertools.accumulate((len(line) + 1 for line in low[:-1]), initial=0)
+        return cls(tuple(lines), "\n".join(low), tuple(starts) if lines else (), engine)
 
     def part(self, text: str, first: int, last: int) -> str:
         """Lines first..last-1 of `text`, which has the same lines."""
@@ -164,10 +166,12 @@ def _line(raw: str, repeats: int) -> Line:
     return Line(text.strip(), writer, level, prefixed, repeats)
 
 
-def _lower(text: str) -> str:
-    """Lower case of the same length (some non-ASCII letters would grow)."""
-    lower = text.lower()
-    return lower if len(lower) == len(text) else "".join(c.lower() if c.isascii() else c for c in text)
+def folded(text: str) -> str:
+    """Text for searching: lower case, AMD's names of errors as NVIDIA's."""
+    low = text.lower()
+    if "hip" not in low and "rccl" not in low:
+        return low
+    return AMD.sub(lambda match: "nccl" if match[0] == "rccl" else "cuda", low)
 
 
 class Block(NamedTuple):

@@ -66,10 +66,12 @@ class Table(NamedTuple):
     grounds: Mapping[Blame, str]
     flags: Mapping[str, Mapping[str, Sequence[str]]]
 
-    def find(self, log: Log, blocks: Sequence[Block], stage_at: Callable[[int], Stage | None],
+    def find(self, log: Log, text: str, blocks: Sequence[Block], stage_at: Callable[[int], Stage | None],
              since: int = 0) -> Found | None:
-        """The rule that explains the log from line `since` on; `stage_at(line)` is the stage that the log implies."""
-        text = self.without_advice(log.lower)
+        """The rule that explains the log from line `since` on.
+
+        `text`: the log without advice. `stage_at(line)`: the stage that the log implies.
+        """
         # lines that state an error: exceptions with their messages, lines of error level or with an error word
         errors = {i for block in blocks if block.at is not None for i in range(block.at, block.last + 1)}
         errors |= {i for i, line in enumerate(log.lines) if line.level == "error" or STATES_ERROR.search(line.text)}

@@ -27,7 +27,8 @@ LINES = tuple(re.compile(pattern) for pattern in (
     rf"(?P<time>{STAMP}) (?:stdout|stderr) (?P<part>[FP]) (?P<text>.*)",  # CRI
     r"\[pod/(?P<name>[\w./-]+)\] ?(?P<text>.*)",  # kubectl logs --prefix
     r"(?P<name>[A-Za-z][\w.-]{0,80}?) {0,40}\| ?(?P<text>.*)",  # docker compose
-    rf"(?P<time>[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|{STAMP}) (?P<host>[\w.-]+) "
+    rf"(?P<time>[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|(?:[A-Z][a-z]{{2}} )?{STAMP}(?: [A-Z]{{3,4}})?"
+    r"|\d{10}\.\d{6}|\[ *\d+\.\d{6}\]) [\w.-]+ "
     r"(?P<name>[\w./@-]+(?=\[)|kernel|systemd)(?:\[\d+\])?: ?(?P<text>.*)",  # journald, syslog
     r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6,9}(?:Z|[+-]\d\d:\d\d)) (?P<text>.*)",  # kubectl --timestamps
     r"(?:\x1b\[\d+m)?\(\w[\w.-]* pid=\d+, ip=[^)]*\)(?:\x1b\[0m)? ?(?P<text>.*)",  # Ray
@@ -35,6 +36,8 @@ LINES = tuple(re.compile(pattern) for pattern in (
 STAMPED = re.compile(  # the time of a line: [TIME TP0], (Worker pid=1) ERROR TIME
     rf"(?:\W{{0,2}}|\W?\([^)\n]{{1,60}}\) )(?:[A-Z]+ )?({STAMP}|(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?)")
 FIELD = re.compile(r"(?P<name>[A-Z_][A-Z0-9_]*)(?:=(?P<value>.*))?$")  # journald's export format
+FRAME = re.compile(r'File ["“][^"”\n]{1,300}["”],')
+RAISED = re.compile(r"(?:^|[\s\]])(?:\w+\.)*[A-Z]?\w*(?:Error|Exception)(?:: |$)")
 HEADER = "Traceback (most recent call last)"
 REPEATED = re.compile(r" ?(?:\x1b\[\d+m)?\[repeated \d+x across cluster\].*$", re.M)  # Ray
 
@@ -51,7 +54,7 @@ class Record(NamedTuple):
 def unwrap(text: str) -> dict[str, str]:
     """Text of each container, oldest line first; one without a name has the name ""."""
     records = [Record(line) for line in text.split("\n")]
-    if whole := _array(text):
+    if whole := _document(text):
         records = whole
     for _ in range(LAYERS):
         unwrapped = _layer(records)
@@ -121,16 +124,18 @@ def _entry(data: Any, record: Record) -> Record | None:
     return Record(said.removesuffix("\n"), record.name or "/".join(filter(None, (pod, name))), record.time or time)
 
 
-def _array(text: str) -> list[Record]:
-    """Records of a document that is one JSON array; () for other texts."""
-    if not text.lstrip()[:200].startswith("["):
-        return []
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    entries = [_entry(item, Record("")) for item in data] if isinstance(data, list) else []
-    return [entry for entry in entries if entry is not None]
+def _document(text: str) -> list[Record]:
+    """Records of a JSON array, or of objects that each have several lines; none for other texts."""
+    found, at = list[Any](), 0
+    while re.match(r"[\[{]\s", text[at:at + 2]) or (text.startswith("[{", at)):
+        try:
+            data, at = json.JSONDecoder().raw_decode(text, at)
+        except (ValueError, RecursionError):
+            break
+        found += data if isinstance(data, list) else [data]
+        while text[at:at + 1].isspace():
+            at += 1
+    return [entry for item in found if (entry := _entry(item, Record(""))) is not None]
 
 
 def _exported(records: Sequence[Record]) -> Iterator[Record]:
@@ -177,5 +182,6 @@ def _stamp(text: str) -> str:
 def _tracebacks(records: Sequence[Record]) -> tuple[int, int]:
     """(tracebacks that are upside down, tracebacks in order)."""
     lines = [r.text for r in records if r.text.strip()]
-    kinds = "".join("H" if HEADER in line else "F" if 'File "' in line and ", line " in line else "." for line in lines)
-    return len(re.findall(r"F\.?H(?!F)", kinds)), kinds.count("HF")
+    kinds = "".join("H" if HEADER in line else "F" if FRAME.search(line) else "E" if RAISED.search(line) else "."
+                    for line in lines)
+    return (len(re.findall(r"F\.?H(?!F)|E\.{0,4}F", kinds)), len(re.findall(r"HF|F\.{0,4}E", kinds)))

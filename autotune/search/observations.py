@@ -21,6 +21,8 @@ LEAST_NOISE = 0.002
 MOST_INVALID = 2  # invalid measurements of a configuration before it is given up
 MOST_REPEATS = 6  # measurements of one configuration
 STRADDLES = 1.645  # standard errors of a ratio within which its limit is undecided (90 %)
+EDGE, EVIDENCE = 0.03, math.log(0.985 / 0.015)  # a ratio so far from its limit is told apart with 1.5 % error
+MOST_STRADDLING = 24  # measurements of one configuration for that
 SURE = 0.01  # relative standard error below which a leader is not measured again
 MANY = 160  # most configurations given to the value model, whose cost grows with their cube
 MANY_CRASHES, OF_ONE_KIND = 60, 10  # most crashes given to the crash model, in all and per signature: the newest
@@ -170,11 +172,16 @@ class Observations:
         return self._points[key, load][1] > SURE and few or self.straddles(key, load)
 
     def straddles(self, key: Key, load: int) -> bool:
-        """True if noise leaves open whether a limit is kept, and another measurement is allowed."""
+        """True if noise leaves open whether a limit is kept, and another measurement is allowed.
+
+        Noisy ratios are decided by a sequential test (Wald 1945) between `EDGE` below and above the limit.
+        """
         ratios, noise = self.ratios(key, load)
-        seen = self.servers[key].values[load]
-        return len(seen) < MOST_REPEATS and bool(
-            (ratios < STRADDLES * noise).all() and (abs(ratios) < STRADDLES * noise).any())
+        seen = len(self.servers[key].values[load])
+        bound = STRADDLES * noise * (seen < MOST_REPEATS)
+        if seen < MOST_STRADDLING:
+            bound = np.maximum(bound, EVIDENCE / (2 * EDGE) * noise ** 2)
+        return bool((ratios < bound).all() and (abs(ratios) < bound).any())
 
     def promising(self, key: Key, above: float) -> int | None:
         """A load part measured on a server above a log objective that may keep its limits; None without any."""

@@ -8,20 +8,21 @@ from autotune.crash.classify import classify
 from autotune.crash.log import containers
 from autotune.crash.wrappers import unwrap
 from tests.crash.test_cases import CASES
-from tests.crash.wrapped import FORMS, changed
+from tests.crash.wrapped import FORMS, applies, changed
 
 LOGS = [case["log"] for case in CASES if case["id"] in ("c017", "c024", "c034", "d015", "d023", "w001")]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_wrapped_log_gives_the_same_answer(form: str) -> None:
-    assert [changed(log, form) for log in LOGS] == [""] * len(LOGS)
+    assert {log: why for log in LOGS if applies(form, log) and (why := changed(log, form))} == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_each_wrapped_case_gives_the_same_answer(form: str) -> None:
-    assert {case["id"]: why for case in CASES if (why := changed(case["log"], form))} == {}
+    cases = [case for case in CASES if applies(form, case["log"])]
+    assert {case["id"]: why for case in cases if (why := changed(case["log"], form))} == {}
 
 
 def test_containers_are_told_apart_and_share_the_kernels_lines() -> None:
@@ -48,5 +49,7 @@ ValueError: x
 
 def test_a_log_in_order_stays_as_it_is() -> None:
     for case in CASES:
+        if case["log"].startswith("(Ray"):
+            continue
         (text,) = unwrap(case["log"]).values()
         assert text == case["log"] + "\n", case["id"]
