@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from autotune.measure.objective import UNITS
-from autotune.records import AutotuneError, Config, Count, UsageError
+from autotune.records import AutotuneError, Config, Count, UsageError, config_key
 from autotune.report.crashes import CrashGroup, Untried, group, launch_key, untried
 from autotune.report.levers import Lever, levers
 from autotune.report.measured import Tested, copied, ended, find, tested, valid
@@ -314,6 +314,14 @@ def _matrix(path: pathlib.Path) -> Any:
                             "run the verb matrix again") from error
 
 
+def _finalists(measured: Sequence[Tested], winner: Tested | None,
+               confirmation: Mapping[str, Any]) -> tuple[Tested, ...]:
+    """The winner, what was re-measured, and then the best others that keep their limits: five in all."""
+    again = [config_key(config) for config in (confirmation.get("configurations") or {}).values()]
+    feasible = [t for t in measured if t.feasible]
+    return tuple(sorted(feasible, key=lambda t: (t is not winner, config_key(t.config) not in again)))[:5]
+
+
 def summarize(study: str, space: Space, objective: str, limits: Mapping[str, float], records: Sequence[TrialRecord],
               attrs: Mapping[str, Any], pivots: Sequence[Mapping[str, Any]] = (),
               matrix: Sequence[Mapping[str, Any]] = ()) -> Story:
@@ -331,7 +339,7 @@ def summarize(study: str, space: Space, objective: str, limits: Mapping[str, flo
     stop = dict(attrs.get("stop") or {})
     return Story(
         study=study, space=space, objective=objective, conclusion=conclusion, baseline=baseline,
-        best=best, winner=winner, finalists=tuple(t for t in measured if t.feasible)[:5],
+        best=best, winner=winner, finalists=_finalists(measured, winner, confirmation),
         limits=tuple(Limit(name, value, winner.ratios.get(name) if winner else None,
                            winner.ratio_errors.get(name) if winner else None) for name, value in limits.items()),
         crashes=group(records, [p.name for p in space.server_params]), levers=levers(space, measured),

@@ -115,7 +115,7 @@ def finalist_words(story: Story, entry: Tested) -> str:
     if not result:
         configurations = (story.confirmation.get("configurations") or {}).values()
         again = story.space.split(entry.config)[0] in [story.space.split(config)[0] for config in configurations]
-        return "not re-measured: " + ("its server was, under a better load" if again else
+        return "not re-measured: " + ("its server was, under another load" if again else
                                       "study.confirm takes the best servers first")
     words = "winner" if entry is story.winner and story.confirmed else str(result.get("verdict", "")).replace("_", " ")
     return words + (", but not told apart from the winner" if result.get("tied") else "")

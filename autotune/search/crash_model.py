@@ -129,6 +129,11 @@ class Group:
         return np.array([*columns, -1, -1]), np.array([*masks, *[[False] * widest] * 2]), np.array([*weights, 1.0, 1.0])
 
 
+def _plausibility(groups: Sequence[Group]) -> float:
+    """Relative probability that the crashes of one signature have these causes."""
+    return math.prod(g.evidence for g in groups) * SHARED ** (len(groups) - 1)
+
+
 def _risky(param: Param, seen: Mask) -> Floats:
     """(choices + 1,) risk of each choice relative to that of a new one; less for numbers between two that came up."""
     risk = 1.0 - seen
@@ -364,9 +369,20 @@ class CrashModel:
                 groups[int(np.argmax(gains))] = joined[int(np.argmax(gains))]
             else:
                 groups.append(alone)
-        if whole.by_chance and whole.evidence > math.prod(g.evidence for g in groups) * SHARED ** (len(groups) - 1):
-            return [whole]
-        return groups
+        options = [groups, *self._apart(failures, passed)]
+        best = max(options, key=_plausibility)
+        return [whole] if whole.by_chance and whole.evidence > _plausibility(best) else best
+
+    def _apart(self, failures: list[Failure], passed: Codes) -> list[list[Group]]:
+        """Splits of failures into those with a choice that never passed and those without it."""
+        out = []
+        rows = np.array([f.row for f in failures])
+        for column in range(self.grid.width):
+            for code in set(rows[:, column].tolist()) - set(passed[:, column].tolist()):
+                parts = [[f for f in failures if (f.row[column] == code) == inside] for inside in (True, False)]
+                if min(map(len, parts)) > 0:
+                    out.append([self._group(part, passed) for part in parts])
+        return out
 
     def _group(self, failures: Sequence[Failure], passed: Codes) -> Group:
         used = len(passed)

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from autotune.export.launch_files import export
 from autotune.records import Blame, Stage
+from autotune.report import tables
+from autotune.report.dashboard import study_note
+from autotune.report.render import report
 from autotune.report.story import Conclusion, Story, read
 from autotune.report.verdict import headline, support
 from tests.report.studies import Made, baseline
@@ -191,3 +195,25 @@ def test_a_study_without_a_winner_says_why(make: Callable[..., Made], trials: li
             made.measure(baseline(made, tp=trial.pop("tp", 1)), 2.0, **trial)
     story = read(made.settings, made.study)
     assert story.conclusion is conclusion and story.winner is None and said in support(story)
+
+
+def test_the_winner_and_what_was_re_measured_stand_first_and_every_output_states_the_same(small: Made) -> None:
+    base = baseline(small)
+    twin = baseline(small, tree_budget=8)
+    small.study.set_attr("confirmation", {
+        "method": "re-launched in interleaved blocks", "decided": "improved", "reason": "as the test says", "blocks": 8,
+        "winner": 3, "level": 0.94, "configurations": {"baseline": base, "3": twin, "8": {**base, "tp": 2}},
+        "finalists": {"3": {"gain": 0.3, "interval": [0.2, 0.4], "verdict": "better"},
+                      "8": {"gain": 0.29, "interval": [-0.1, 0.6], "verdict": "open", "tied": True}}})
+    story = read(small.settings, small.study)
+    assert [t.trial for t in story.finalists] == [3, 0, 8, 4, 1]  # trial 4 measured more, but under another load
+    said = headline(story)
+    assert said == "Trial 3 gives 30.0 % more output tokens per joule than the baseline."
+    standing = {row[0].text: row[-1].text for row in tables.finalists(story).rows}
+    assert standing["3"] == "winner" and standing["8"] == "open, but not told apart from the winner"
+    assert standing["4"] == "not re-measured: its server was, under another load"
+    report(small.settings, small.study)
+    export(small.settings, small.study)
+    assert all(said in (small.settings.folder / name).read_text()
+               for name in ("report.html", "report.md", "launch.sh", "launch.json"))
+    assert said in study_note(story)
