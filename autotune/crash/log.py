@@ -11,12 +11,15 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.crash.source import GAP, HEAD, TAIL
+from autotune.crash import source
+from autotune.crash.source import GAP, HEAD, TAIL, WINDOWS
 from autotune.crash.wrappers import HEADER, unwrap
 
 MAX_LINES, MAX_TEXT, MAX_CHARS = 6000, 500_000, 1200  # of a log: lines and characters; of a line: characters
+CENTRE = 25  # lines on each side of a trace of a failure that are kept of a long log
 KEPT_COPIES, LAST_LINES = 3, 400  # copies of a line that are kept in a long log, except in its last lines
 
+STRONG, WEAK = ([word.decode() for word in words] for words in (source.STRONG, source.WEAK))
 ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]|\[\d{1,3}(?:;\d{1,3})*m")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u2028\u2029\ufeff]+")
 PROGRESS = re.compile(
@@ -143,9 +146,19 @@ def _reduced(lines: list[str]) -> list[tuple[str, int]]:
             kept.append((raw, 1))
     total = sum(min(len(raw), MAX_CHARS) for raw, _ in kept)
     most = min(MAX_LINES, len(kept) * MAX_TEXT // max(1, total))
-    if len(kept) > most:
-        kept = kept[:most // 3] + [(GAP, 1)] + kept[-2 * most // 3:]
-    return kept
+    return _shortened(kept, most) if len(kept) > most else kept
+
+
+def _shortened(kept: list[tuple[str, int]], most: int) -> list[tuple[str, int]]:
+    """About `most` lines: the first, the last, and those around the first and last traces of failures."""
+    found = [[i for i, (raw, _) in enumerate(kept) if any(word in raw for word in words)] for words in (STRONG, WEAK)]
+    centres = {at for places in found for at in (*places[:WINDOWS], *places[-WINDOWS:])}
+    chosen = {i for at in centres for i in range(max(0, at - CENTRE), min(len(kept), at + CENTRE))}
+    room = max(most - len(chosen), most // 2)
+    chosen |= {*range(room // 3), *range(len(kept) - 2 * room // 3, len(kept))}
+    order = sorted(chosen)
+    return [line for at, after in zip(order, [*order[1:], len(kept)], strict=True)
+            for line in ((kept[at],) if after <= at + 1 else (kept[at], (GAP, 1)))]
 
 
 def _line(raw: str, repeats: int) -> Line:

@@ -18,9 +18,10 @@ HEAD, TAIL, CHUNK = 1 << 20, 3 << 20, 1 << 20  # bytes
 BEFORE, AFTER, WINDOWS = 6 << 10, 10 << 10, 8  # bytes around a trace of a failure; most windows kept at each end
 GAP = "[... part of the log left out ...]"
 # What a line of a failure contains. `bytes.find` is some twenty times faster than a regular expression.
-STRONG = (b"Traceback (most", b"out of memory", b"atal", b"Killed")
-WEAK = (b"rror", b"ailed", b"xception", b"imeout", b"ignal ")
-COPIES, MOST_SHAPES, FRUITLESS = 2, 10_000, 200_000  # windows of one shape of line; shapes; hits without a new shape
+STRONG = (b"Traceback (most", b"out of memory", b"CUDA error", b"Killed")
+WEAK = (b"rror", b"ailed", b"imeout", b"ignal ")
+INSTEAD = {b"rror": b"Error: ", b"ailed": b" failed: ", b"imeout": b"Timeout"}  # where healthy lines have these too
+COPIES, MOST_SHAPES, FRUITLESS = 2, 10_000, 50_000  # windows of one shape of line; shapes; hits without a new shape
 DIGITS = b"0123456789"
 GZIP = b"\x1f\x8b"
 
@@ -108,7 +109,7 @@ class _Scan:
         self.fed = False
         self._block, self._base, self._from = b"", offset, 0  # bytes, their offset in the stream, searched up to
         self._kept: dict[bool, list[tuple[int, bytes]]] = {True: [], False: []}
-        self._ends = {True: 0, False: 0}  # of the last kept window, in the stream
+        self._needles = {True: list(STRONG), False: list(WEAK)}
         self._shapes: dict[bytes, int] = {}
         self._fruitless: collections.Counter[bytes] = collections.Counter()
 
@@ -132,13 +133,14 @@ class _Scan:
         """Search the block up to `last`; what follows waits for its surroundings."""
         if last <= self._from:
             return
-        for needles, strong in ((STRONG, True), (WEAK, False)):
-            for needle in needles:
+        for strong, needles in self._needles.items():
+            for needle in tuple(needles):
                 at = self._from
                 while (at := self._block.find(needle, at, last + len(needle) - 1)) >= 0:
-                    if self._fruitless[needle] > FRUITLESS:
-                        break
                     at = self._hit(needle, at, strong)
+                if self._fruitless[needle] > FRUITLESS:
+                    needles.remove(needle)
+                    needles += [INSTEAD[needle]] if needle in INSTEAD else []
         self._from = last
 
     def _hit(self, needle: bytes, at: int, strong: bool) -> int:
