@@ -229,7 +229,7 @@ def open_journal(folder: pathlib.Path, verbose: bool, secrets: Iterable[str] = (
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table that fits the terminal; the last column and the first fold, the others stay whole."""
+    """Print a table that fits the terminal; the first column folds, the others stay whole."""
     import rich.box
     from rich.console import Console
     from rich.table import Table
@@ -237,7 +237,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     shown = Table(box=rich.box.SIMPLE, header_style="dim", pad_edge=False)
     for number, column in enumerate(columns):
-        shown.add_column(column.replace("_", " "), overflow="fold", no_wrap=number not in (0, len(columns) - 1))
+        shown.add_column(column.replace("_", " "), overflow="fold", no_wrap=number > 0)
     for row in rows:
         shown.add_row(*(Text(printable(cell, instead=REPLACED)) for cell in row))
     Console(highlight=False).print(shown)

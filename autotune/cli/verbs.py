@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from autotune.tuning.loop import Tuner
 
 LOG = logging.getLogger("autotune")
-SUMMARY = ("file", "stage", "category", "blame", "signature", "next_step")  # columns of classify on a terminal
+SUMMARY = ("file", "stage", "category", "blame", "signature")  # columns of classify on a terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ def check(settings: Settings) -> int:
 def classify(files: Sequence[str]) -> int:
     """Explain server logs (files, folders, `-` for standard input), one JSON object a line for each file and container.
 
-    Returns 2 when one cannot be read. On a terminal a table follows in place of the JSON lines.
+    Returns 2 when one cannot be read. A terminal gets a table and the next steps instead of JSON.
 
     The keys are file, stage, category, blame, signature, excerpt, explanation, next_step, blame_why, blame_also, engine
     and container.
@@ -189,7 +189,7 @@ def classify(files: Sequence[str]) -> int:
 
     if not files:
         raise UsageError("classify needs at least one log file or folder, or - for standard input")
-    exit_code, rows, table = 0, list[tuple[str, ...]](), sys.stdout.isatty()
+    exit_code, rows, steps, table = 0, list[tuple[str, ...]](), list[str](), sys.stdout.isatty()
     for name in files:
         try:
             for file, data in [("-", read_stream(sys.stdin.buffer))] if name == "-" else logs(pathlib.Path(name)):
@@ -201,6 +201,7 @@ def classify(files: Sequence[str]) -> int:
                             "blame_why": crash.blame_why, "blame_also": [str(blame) for blame in crash.blame_also],
                             "engine": crash.engine, "container": container}
                     rows.append((f"{file} {container}".strip(), *(str(line[key]) for key in SUMMARY[1:])))
+                    steps.append(crash.next_step)
                     if not table:
                         print(printable(json.dumps(line, ensure_ascii=False), instead=REPLACED), flush=True)
         except OSError as error:
@@ -208,6 +209,8 @@ def classify(files: Sequence[str]) -> int:
             exit_code = UsageError.exit_code
     if table and rows:
         print_table(SUMMARY, rows)
+        for row, step in zip(rows, steps, strict=True):
+            print(printable(f"{row[0]}: {step}", instead=REPLACED))
     return exit_code
 
 

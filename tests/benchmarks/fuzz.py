@@ -139,6 +139,7 @@ def classify_logs(count: int, seed: int) -> int:
     cases = [case["log"] for case in read(ROOT / "tests/crash/cases.jsonl")]
     rng, slowest = random.Random(seed), 0.0
     forms = list(FORMS.values())
+    classify("")  # loads the table
     for number in range(count):
         pool = [rng.choice(cases) if rng.random() < 0.5 else rng.choice(forms)(rng.choice(cases)) for _ in range(3)]
         data = mangled(rng, [*(log.encode() for log in pool), *PIECES])

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pathlib
+import pty
 import signal
 import subprocess
 import sys
@@ -175,6 +176,16 @@ def test_a_folder_gives_one_object_for_each_file_and_container(autotune: Run, tm
     lines = [json.loads(line) for line in autotune("classify", str(tmp_path)).stdout.splitlines()]
     assert [(pathlib.Path(line["file"]).name, line["container"], line["category"]) for line in lines] == [
         ("a.log.gz", "", "port_in_use"), ("b.log", "x/one", "unrecognized_flag"), ("b.log", "x/two", "port_in_use")]
+
+
+@pytest.mark.slow
+def test_a_terminal_gets_a_table_and_the_next_step(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.log").write_text(PORT)
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-m", "autotune", "classify", "a.log"], cwd=tmp_path, stdout=theirs, check=True,
+                   env={**os.environ, "PYTHONPATH": str(ROOT)})
+    said = os.read(ours, 1 << 16).decode()
+    assert "port_in_use" in said and "a.log: Launch again on a free port" in said and "{" not in said
 
 
 def test_version_and_composed_configuration_are_printed(autotune: Run) -> None:

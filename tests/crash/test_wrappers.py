@@ -7,6 +7,7 @@ import pytest
 from autotune.crash.classify import classify
 from autotune.crash.log import containers
 from autotune.crash.wrappers import unwrap
+from tests.benchmarks.fuzz import classify_logs
 from tests.crash.test_cases import CASES
 from tests.crash.wrapped import FORMS, applies, changed
 
@@ -45,6 +46,10 @@ ValueError: x
     (text,) = unwrap(log).values()
     assert [line.split()[0] for line in text.split() if ":" in line][:1] == ["10:00:01"]
     assert text.index("Traceback") < text.index("ValueError") < text.index("ended")
+
+
+def test_mangled_logs_raise_nothing() -> None:
+    assert classify_logs(20, seed=1) == 0
 
 
 def test_a_log_in_order_stays_as_it_is() -> None:
