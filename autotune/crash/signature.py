@@ -36,7 +36,7 @@ STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple((re.compile(pattern, re.X
     (r"(?<![\w./-])[a-z0-9][a-z0-9-]*(?:\.[a-z0-9-]+)*\.(?:local|internal|lan|svc|cluster|com|net|org|edu|io)\b(?![.(/])",
      "<host>"),
     # the path of a source file or library: its name stays
-    (r"[\w.@%+~:-]*[/\\][^\s'\"<>|,;()\[\]{}:]*?"
+    (r"(?<![\w.@%+~:/\\-])[\w.@%+~:-]*+(?:[/\\]++[^\s'\"<>|,;()\[\]{}:/\\]*+(?=[/\\]))*+[/\\]++"
      r"([\w.+-]+\.(?:py|pyx|cuh?|c|cc|cpp|cxx|h|hpp|hh|rs|go|so)\b(?:\.\d+)*)", r"\1"),
     (r"(?<![\w.:/\\])(?:[a-z]:\\|~|\.{1,3})?(?:[/\\]+[a-z_.<][^\s'\"<>|,:;()\[\]{}/\\]*)+[/\\]*", "<path>"),
     # the name of a model or adapter
