@@ -160,7 +160,8 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True, tag="measurem
     `output_tokens` are tokens produced inside the window, counted from the server's usage.
     `requests` ended well inside the window, `errors` did not; `reasons` are validity codes of the
     window itself (empty: valid). `accept_length` is completion tokens over verify steps, None without
-    speculation. `relative_error` is the half-width of the 95 % interval of the objective, as a share.
+    speculation. `relative_error` is the half-width of the 95 % interval of the objective, as a share. `short`: how
+    short the server was of a resource, 0..1.
     """
 
     output_tokens: Count
@@ -181,6 +182,7 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True, tag="measurem
     error_kinds: Mapping[str, Count] = {}
     client_cpu_share: Number | None = None
     good_tokens: Count | None = None
+    short: Mapping[str, Number] = {}
 
     @property
     def valid(self) -> bool:

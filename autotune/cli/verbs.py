@@ -292,7 +292,8 @@ def make_strategy(settings: Settings, expected: Callable[[Config, Config], float
             raise UsageError(f"study.strategy={study.strategy} learns nothing from study.warm_start: leave one out")
         return OptunaStrategy(settings.space, study.strategy, limits, study.seed)
     past = past_observations(study.warm_start, settings.space, settings.objective.name)
-    return LaunchAware(settings.space, limits, study.seed, past, expected)
+    relieves = {name: spec.relieves for name, spec in settings.engine.params.items() if spec.relieves}
+    return LaunchAware(settings.space, limits, study.seed, past, expected, relieves)
 
 
 def open_study(settings: Settings, create: bool = True, host: preflight.Preflight | None = None) -> Study:

@@ -219,6 +219,8 @@ def identity(settings: Settings, version: str | None, found: Gpus) -> dict[str, 
     gpus = found.gpus if settings.device != "cpu" else ()
     work, engine = settings.workload, settings.redactor.mapping(settings.composed["engine"])
     command = {key: engine.get(key) for key in ("command", "args", "env", "params", "vars")}  # not the interpreter
+    command["params"] = {name: {key: value for key, value in param.items() if key != "relieves"}
+                         if isinstance(param, Mapping) else param for name, param in (command["params"] or {}).items()}
     prompts = None if work.prompts is None else pathlib.Path(work.prompts).read_text("utf-8", "replace")
     slots = settings.parallel.count if settings.parallel.count != 1 else None  # without GPUs: groups of cores
     return {

@@ -50,17 +50,21 @@ class Action:
     needs: tuple[str, ...] = ()
 
 
+Resource = Literal["queue", "kv_memory", "graph_batch", "prefill", "power", "draft"]
+
+
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
     """The actions of one parameter: per choice, or for any value, with alternatives by version.
 
     `default` is the value of a server whose configuration lacks the parameter (it may name placeholders); None leaves
-    it to the engine.
+    it to the engine. `relieves`: the resource of which a server may be short less with other choices.
     """
 
     choices: Mapping[str, tuple[Action, ...]]
     any_value: tuple[Action, ...] = ()
     default: Value | None = None
+    relieves: Resource | None = None
 
     def alternatives(self, value: Value) -> tuple[Action, ...] | None:
         """Actions for a value, one per version range; None if the engine does not know the value."""
@@ -141,6 +145,7 @@ class _ParamFile(_ActionFile):
     off_switch: Flag | None = None
     choices: dict[Value, ChoiceFile] | None = None
     default: Annotated[Value, Meta(description="a text, number or boolean")] | None = None
+    relieves: Resource | None = None
 
 
 class _VersionFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -297,11 +302,11 @@ def _param(file: _ParamFile | list[_ActionFile | Words], where: str) -> ParamSpe
     if file.switch or file.off_switch:
         on = msgspec.structs.replace(file, args=[file.switch] if file.switch else [])
         off = _ActionFile(args=[file.off_switch] if file.off_switch else [])
-        return ParamSpec({"true": (on.action(),), "false": (off.action(),), **choices}, (), file.default)
+        return ParamSpec({"true": (on.action(),), "false": (off.action(),), **choices}, (), file.default, file.relieves)
     any_value = any(getattr(file, name) is not None for name in _ActionFile.__struct_fields__)
     if file.default is not None and not any_value and text(file.default) not in choices:
         raise UsageError(f"{where}: default {text(file.default)} is none of its choices ({', '.join(choices)})")
-    return ParamSpec(choices, (file.action(),) if any_value else (), file.default)
+    return ParamSpec(choices, (file.action(),) if any_value else (), file.default, file.relieves)
 
 
 def _action(file: _ActionFile | Words) -> Action:

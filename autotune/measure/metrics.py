@@ -83,6 +83,13 @@ class MetricsReader:
                 found.append("server_retracted")
         return tuple(found)
 
+    def short(self, start: float, end: float) -> dict[str, float]:
+        """How short the server was of a resource, 0..1: the share of samples in which requests waited for a place
+        (`queue`), and 1 if requests were retracted from the batch (`kv_memory`). What was not read is left out."""
+        waits = [s[self.names.queued] > 0 for s in self.between(start, end) if self.names.queued in s]
+        found = {"queue": sum(waits) / len(waits)} if any(waits) else {}
+        return {**found, "kv_memory": 1.0} if self.reasons(start, end) else found
+
     def accept_length(self, start: float, end: float) -> float | None:
         """Tokens per verify step from the growth of counters; None where they are missing or did not grow."""
         names, samples = self.names, self.between(start, end)

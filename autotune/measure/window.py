@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean, variance
 
+import msgspec
+
 from autotune.loadgen.client import LoadClient
 from autotune.loadgen.requests import chars_per_token
 from autotune.loadgen.result import NO_FAILURES, LoadFailure, Reply, Tick, write_replies
@@ -88,7 +90,8 @@ def measure(target: Target, load: LoadSpec, meter: Meter, *, limits: Limits, ali
     if record is not None:
         write_replies(record, replies, pulses[0].t, hide)
     reasons = [*([] if steady else ["not_steady"]), *run.client_reasons(pulses), *metrics.reasons(before, after)]
-    return run.measurement(replies, pulses, limits, metrics.accept_length(before, after), reasons)
+    measurement = run.measurement(replies, pulses, limits, metrics.accept_length(before, after), reasons)
+    return msgspec.structs.replace(measurement, short=metrics.short(before, after))
 
 
 class _Run:

@@ -7,7 +7,7 @@ closed regions, launches that cover pairs of choices never seen together, the re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,10 +37,12 @@ class LaunchAware:
     """Implements `strategy.Strategy`. `past`: observations of past studies, as prior knowledge.
 
     `expected`: the objective of a server part and a load part by a formula, up to a factor; None where it is unknown.
+    `relieves`: the resource that a server parameter relieves.
     """
 
     def __init__(self, space: Space, limits: Limits | None = None, seed: int = 0, past: Sequence[Observation] = (),
-                 expected: Callable[[Config, Config], float | None] | None = None) -> None:
+                 expected: Callable[[Config, Config], float | None] | None = None,
+                 relieves: Mapping[str, str] | None = None) -> None:
         self.space, self.limits, self.seed = space, limits or Limits(), seed
         self.grid = Grid(space)
         self.memory = Observations(self.grid)
@@ -49,6 +51,7 @@ class LaunchAware:
                                                   Analytic(self.grid, expected) if expected else None))
         self._baseline, load = space.split(space.baseline)
         self._baseline_key, self._baseline_load = self.memory.key(self._baseline), self.grid.load_index(load)
+        self._relieves = [(relieves or {}).get(param.name) for param in self.grid.server_params]
         self._busy: set[Key] = set()
         self._asked: dict[Key, int] = {}  # next load part of a pending server, if known
         self._fresh: dict[Key, int | None] = {}  # launched, not measured: planned load part
@@ -292,6 +295,13 @@ class LaunchAware:
         return acquisition.forecast_launches(self.memory, beliefs, crashes or self._crashes, rows, self._mark(beliefs),
                                              busy, self.past)
 
+    def _relief(self) -> Floats | None:
+        """(P,) how short the best server was of what each parameter relieves, 0..1; None without any."""
+        if not any(self._relieves):
+            return None
+        short = self.memory.shortage(self._best[0] if self._best else None)
+        return np.array([short.get(resource or "", 0.0) for resource in self._relieves])
+
     def _learn(self, full: bool = False) -> None:
         """Update the models with the newest observations."""
         memory = self.memory
@@ -303,7 +313,7 @@ class LaunchAware:
             many = len(data.rows) >= MANY  # then one candidate is kept, and weighed again rarely
             if not self._strengths or (full and (not many or memory.count > (1 + RENEWED) * self._weighed)):
                 some = Data(data.rows[::2], data.loads[::2], data.y[::2], data.noise[::2]) if many else data
-                self._strengths, self._weighed = self._value.strengths(some), memory.count
+                self._strengths, self._weighed = self._value.strengths(some, self._relief()), memory.count
                 if many:
                     self._strengths = [(1.0, self._strengths[0][1])]
             self._beliefs = [(w, self._value.fit(data, strengths)) for w, strengths in self._strengths]

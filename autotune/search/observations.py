@@ -208,6 +208,15 @@ class Observations:
                     np.array([y for _, (y, _) in points]).reshape(len(rows), 1 + len(self.limits)),
                     np.array([noise for _, (_, noise) in points]))
 
+    def shortage(self, key: Key | None) -> dict[str, float]:
+        """How short a server (None: any) was of each resource, 0..1, under the load that showed it most."""
+        found: dict[str, float] = {}
+        for server in self.servers.values() if key is None else [self.servers[key]]:
+            for measured in (some for seen in server.values.values() for some in seen):
+                for name, share in measured.short.items():
+                    found[name] = max(share, found.get(name, 0.0))
+        return found
+
     def leading(self) -> list[tuple[Key, int]]:
         """Feasible configurations, at most `MANY`: those with the best means."""
         if self._leading[0] != self.count:

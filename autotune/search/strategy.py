@@ -77,7 +77,7 @@ class Measured:
 
     `value`: the objective, positive, higher is better; None for an invalid measurement. `ratios`: measured / limit by
     limit, above 1 if violated. `relative_noise`: standard deviation of `value` as a share of it, None if unknown.
-    `ratio_errors`: standard errors of ratios, where known.
+    `ratio_errors`: standard errors of ratios, where known. `short`: how short the server was of a resource, 0..1.
     """
 
     value: float | None
@@ -85,6 +85,7 @@ class Measured:
     ratios: Mapping[str, float] = dataclasses.field(default_factory=dict)
     relative_noise: float | None = None
     ratio_errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    short: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def violations(self) -> dict[str, float]:

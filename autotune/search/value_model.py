@@ -31,6 +31,7 @@ FLAT, NOTHING = 0.1, 0.001  # prior probability that no server choice matters, a
 RESIDUALS = ((0.003, 0.3), (0.02, 0.7))  # (sd of the term of one server part, prior probability)
 OPTIONS = list(itertools.product((share for share, _ in PAIRS), UNDER_LOAD, (sd for sd, _ in RESIDUALS)))
 OPTION_WEIGHTS = np.array([weight * other for _, weight in PAIRS for _ in UNDER_LOAD for _, other in RESIDUALS])
+RELIEVING = np.array([0.02, 0.08, 0.25, 0.4, 0.25])  # shares of STRENGTHS for what relieves a resource that was short
 UNSEEN = 2.0  # least variance of the effect of an unmeasured choice, as a share of the mean variance of effects
 SHARED = 4.0  # weight of STRENGTHS' shares, in parameters: those that were measured correct it
 LEAST_WEIGHT = 0.03
@@ -86,11 +87,12 @@ class ValueModel:
         k = base + self.load_likeness(data.loads, data.loads) * loaded + np.diag(data.noise ** 2)
         return Posterior(self, data, strengths, k)
 
-    def strengths(self, data: Data) -> list[tuple[float, Strengths]]:
+    def strengths(self, data: Data, relief: Floats | None = None) -> list[tuple[float, Strengths]]:
         """(weight, strengths), likeliest first, with weights that add up to 1.
 
         Marginal likelihood weighs one parameter after the other. Interactions keep several candidates, because few
-        measurements say little about them. The trust in past studies is set in the same way.
+        measurements say little about them. The trust in past studies is set in the same way. `relief`: (P,) how short
+        the server was of what each parameter relieves, 0..1.
         """
         rows, loads, noise = data.rows, data.loads, data.noise
         y = self._rest(data, self.prior.trust)
@@ -116,7 +118,10 @@ class ValueModel:
                 singles = first + g ** 2 * u
                 pairs = pairs + g * u * linear
                 shares = SHARED * usual + learned.sum(axis=0) - learned[i]
-                weight = _weights(np.log(shares / shares.sum()) + _evidence(fixed + singles + share[0] * pairs
+                shares = shares / shares.sum()
+                if relief is not None:
+                    shares = (1 - relief[i]) * shares + relief[i] * RELIEVING
+                weight = _weights(np.log(shares) + _evidence(fixed + singles + share[0] * pairs
                                                     + v * (LOAD ** 2 + share[1] * singles), y))
                 variance[i] = float((weight * strengths ** 2).sum())
                 learned[i] = weight * bool(np.ptp(u))

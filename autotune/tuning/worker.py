@@ -89,7 +89,8 @@ def observation_of(study: Study, record: TrialRecord) -> Observation:
     measured = Measured(None if record.invalid_reasons else record.value,
                         record.score is not None and record.score.feasible, record.ratios,
                         None if noise is None else noise / 2,
-                        record.score.ratio_errors if record.score is not None else {})
+                        record.score.ratio_errors if record.score is not None else {},
+                        record.measurement.short if record.measurement is not None else {})
     return Observation(server, load, measured, cost_s, launch_s, record.number)
 
 

@@ -1,7 +1,8 @@
 """Search strategies side by side on tables that stand in for a cluster, in simulated hours.
 
     python tests/benchmarks/search.py TABLE.yaml... [--random N] [--shuffle] [--strategies launch_aware,tpe_loads]
-                                      [--seeds 20] [--hours 8] [--jobs 1] [--json] [--workers 1,4,16,64]
+                                      [--signals right] [--seeds 20] [--hours 8] [--jobs 1] [--json]
+                                      [--workers 1,4,16,64]
 
 --random N adds N tables drawn by tests/search/generate.py. `launch_aware` is study.strategy=autotune; tpe, random and
 grid have the same names there; tests/search/opponents.py adds tpe_loads, tpe_fail and smac. All get the same outcomes.
@@ -58,8 +59,9 @@ def make(name: str, table: Table, seed: int) -> Strategy:
     if name in OPPONENTS:
         opponent: Strategy = OPPONENTS[name](table.space, Limits(), seed)
         return opponent
-    return LaunchAware(table.space, Limits(), seed) if name == "launch_aware" else OptunaStrategy(
-        table.space, name, Limits(), seed)
+    if name == "launch_aware":
+        return LaunchAware(table.space, Limits(), seed, relieves=table.relieves)
+    return OptunaStrategy(table.space, name, Limits(), seed)
 
 
 def study(job: tuple[Table, str, int, float]) -> Run:
@@ -144,6 +146,7 @@ def main() -> int:
             return 2
         for remark in table.remarks:
             print(f"search.py: {path}: {remark}", file=sys.stderr)
+        table = table.with_signals(args.signals)
         groups.append((table.name, [(table.shuffled(seed) if args.shuffle else table, seed)
                                     for seed in range(args.seeds)]))
     if args.random:
@@ -186,6 +189,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--random", type=int, default=0, help=f"random tables, {PER_RANDOM_TABLE} seeds each")
     parser.add_argument("--random-from", type=int, default=0, help="number of the first random table")
     parser.add_argument("--shuffle", action="store_true", help="order of parameters and choices drawn per seed")
+    parser.add_argument("--signals", choices=("right", "none", "wrong"), default="right",
+                        help="what a table says that its servers are short of: as it is, nothing, of other parameters")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--workers", help="comma-separated: compare so many workers on each table")
     parser.add_argument("--json", action="store_true")

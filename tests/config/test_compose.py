@@ -364,3 +364,12 @@ def test_a_file_of_prompts_that_cannot_be_used_is_said_before_anything_is_launch
     (tmp_path / "p.jsonl").write_text('{"prompt": "\\ud800"}\n')
     with pytest.raises(UsageError, match="p.jsonl:1: "):
         preflight.check(load(["+space=local", f"workload.prompts={tmp_path}/p.jsonl"]))
+
+
+def test_what_a_parameter_relieves_leaves_older_studies_open() -> None:
+    settings = load(["+space=b300"])
+    without = copy.deepcopy(settings.composed)
+    named = [param for param in without["engine"]["params"].values() if isinstance(param, dict)
+             and param.pop("relieves", None)]
+    older = dataclasses.replace(settings, composed=without)
+    assert named and identity(older, None, Gpus(())) == identity(settings, None, Gpus(()))

@@ -45,6 +45,9 @@ def test_retracted_requests_count_only_in_the_window_and_a_queue_is_no_disturban
     assert queued.reasons(0, 2) == ()
     assert queued.reasons(1, 3) == ("server_retracted",)
     assert queued.reasons(1, 1) == ()
+    assert queued.short(0, 2) == {"queue": 2 / 3}
+    assert queued.short(1, 3) == {"queue": 1 / 3, "kv_memory": 1.0}
+    assert queued.short(1, 1) == watcher(Metrics(), {"q": 1}).short(0, 2) == {}
 
 
 def test_metrics_that_nobody_asked_for_are_not_kept() -> None:

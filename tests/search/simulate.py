@@ -92,7 +92,8 @@ class Cluster:
         watts = self.table.watts(config) * math.exp(rng.gauss(0, cv / 2))
         limit = self.table.tpot_limit_ms
         ratios = {} if math.isinf(limit) else {"tpot_ms": self.table.tpot_ms(config, rate) / limit}
-        measured = Measured(rate / watts, all(r <= 1 for r in ratios.values()), ratios, cv * math.sqrt(1.25))
+        measured = Measured(rate / watts, all(r <= 1 for r in ratios.values()), ratios, cv * math.sqrt(1.25),
+                            short=self.table.short(config))
         return Observation(server, load, measured, launch_s + measure_s, launch_s)
 
     def _roll(self, server: Config, load: Config) -> Callable[[int], float]:

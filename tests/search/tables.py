@@ -97,6 +97,25 @@ class Table:
         return Space.parse({"name": self.name, "engine": "table", "params": params,
                             "baseline": self.spec["baseline"]}, where=self.name)
 
+    @property
+    def relieves(self) -> Mapping[str, str]:
+        """The resource that a server parameter relieves."""
+        found: Mapping[str, str] = self.spec.get("relieves") or {}
+        return found
+
+    def short(self, config: Config) -> dict[str, float]:
+        """How short a configuration's server is of each resource, 0..1: the last signal that matches."""
+        return {rule["short"]: float(rule["share"]) for rule in self.spec.get("signals") or []
+                if matches(rule["when"], config)}
+
+    def with_signals(self, kind: str) -> Table:
+        """The same table with its signals (`right`), without (`none`), or with other parameters named (`wrong`)."""
+        if kind == "right":
+            return self
+        others = [name for name in self.params if name not in self.relieves and name not in self.client_params]
+        named = dict(zip(others, self.relieves.values(), strict=False)) if kind == "wrong" else {}
+        return Table({**self.spec, "relieves": named, "signals": self.spec.get("signals") if named else []})
+
     def rate(self, config: Config) -> float:
         """Output tokens per second, free of noise."""
         return float(self._rates[self._index(config)])
@@ -179,8 +198,8 @@ class Table:
 
 
 KEYS = ("name", "client_params", "params", "baseline", "launch_s", "measure_s", "noise_cv", "slo", "tokens_per_s",
-        "watts", "crashes")
-OPTIONAL = ("slo", "crashes")
+        "watts", "crashes", "relieves", "signals")
+OPTIONAL = ("slo", "crashes", "relieves", "signals")
 
 
 def check(spec: Any) -> None:
@@ -211,6 +230,10 @@ def check(spec: Any) -> None:
             raise ValueError(f"{where}: a rule names the unknown parameter {', '.join(unknown)}")
         if where.startswith("crashes"):
             _crash_rule(rule, where)
+        elif where.startswith("signals"):
+            _number(rule.get("share"), f"{where}: share", zero=True)
+            if not isinstance(rule.get("short"), str) or rule["share"] > 1:
+                raise ValueError(f"{where}: short is missing, or share is above 1")
         else:
             _number(rule.get("times"), f"{where}: times")
 
@@ -239,6 +262,7 @@ def _rules(spec: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Every factor and crash rule, with its path in the file."""
     found = [(f"{quantity}.factors[{i}]", rule) for quantity in ("tokens_per_s", "watts")
              for i, rule in enumerate(spec[quantity].get("factors") or [])]
+    found += [(f"signals[{i}]", rule) for i, rule in enumerate(spec.get("signals") or [])]
     return found + [(f"crashes[{i}]", rule) for i, rule in enumerate(spec.get("crashes") or [])]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.records import Blame, Crash, Stage, Value
+from autotune.records import Blame, Config, Crash, Stage, Value
 from autotune.search import acquisition
 from autotune.search.crash_model import CrashModel, Failure, word_weight
 from autotune.search.grid import Grid
 from autotune.search.launch_aware import LaunchAware
-from autotune.search.strategy import Measured, Observation
+from autotune.search.strategy import Launch, Measured, Observation
 from autotune.search.value_model import Data, Prior, ValueModel
 from autotune.space.space import Param, Space
 
@@ -99,3 +99,20 @@ def test_contenders_are_worth_another_measurement_and_losers_are_not() -> None:
     strategy.best()
     worth = {key[0][0]: w for key, w in acquisition.repeats(strategy.memory, strategy._beliefs).items()}
     assert min(worth[0], worth[1]) > 0.003 > worth[2]
+
+
+def test_what_relieves_a_resource_that_was_short_is_tried_first() -> None:
+    base = {"mode": "a", "graphs": True, "fused": False, "depth": 4}
+
+    def second(relieves: str, short: dict[str, float]) -> Config:
+        strategy = LaunchAware(SPACE, relieves={relieves: "queue"})
+        for load in SPACE.load_params[0].choices:
+            measured = Measured(1.0, relative_noise=0.005, short=short)
+            strategy.tell(Observation(base, {"concurrency": load}, measured, 340.0, 300.0))
+        step = strategy.propose()
+        assert isinstance(step, Launch)
+        return {name: value for name, value in step.server.items() if value != base[name]}
+
+    assert list(second("depth", {"queue": 1.0})) == ["depth"]
+    assert list(second("fused", {"queue": 1.0})) == ["fused"]
+    assert second("depth", {}) == second("fused", {}) == second("depth", {"power": 1.0})
