@@ -102,7 +102,7 @@ def test_contenders_are_worth_another_measurement_and_losers_are_not() -> None:
 
 
 def test_what_relieves_a_resource_that_was_short_is_tried_first() -> None:
-    base = {"mode": "a", "graphs": True, "fused": False, "depth": 4}
+    base: Config = {"mode": "a", "graphs": True, "fused": False, "depth": 4}
 
     def second(relieves: str, short: dict[str, float]) -> Config:
         strategy = LaunchAware(SPACE, relieves={relieves: "queue"})
