@@ -18,7 +18,7 @@ from autotune.engine.gpus import visible_gpus
 from autotune.engine.host import engine_version
 from autotune.engine.orphans import end_orphans
 from autotune.executors import open_executor, preflight, topology
-from autotune.records import AutotuneError, HostCannotRun, NothingFeasible, UsageError
+from autotune.records import AutotuneError, Config, HostCannotRun, NothingFeasible, UsageError
 from autotune.space.constraints import Rule
 from autotune.storage.database import sqlite_url
 from autotune.utils.text import REPLACED, printable
@@ -252,6 +252,7 @@ def make_tuner(settings: Settings, study: Study, executor: Executor, listener: P
     from autotune.measure.objective import evaluator
     from autotune.report.dashboard import annotate, attach
     from autotune.tuning.loop import Tuner
+    from autotune.tuning.roofline import Roofline
     from autotune.tuning.worker import share_references
 
     if executor.capacity > 1 and settings.executor.kind == "local":
@@ -259,13 +260,24 @@ def make_tuner(settings: Settings, study: Study, executor: Executor, listener: P
     gate = executor.gate
     share_references(study, gate.file)
     gate.references()  # refuses those of other settings before anything is launched
-    return Tuner(study, make_strategy(settings), executor, settings.folder,
+    roofline = Roofline.read(settings, executor.report.version, gpu_name(settings, executor.report))
+    if roofline is not None and settings.study.strategy == "autotune" and not settings.study.warm_start:
+        listener.note("the search starts from the roofline of this model on these GPUs, and learns how far to trust it")
+    return Tuner(study, make_strategy(settings, roofline.objective if roofline else None), executor, settings.folder,
                  evaluator(settings.objective, settings.limits), listener, attach, annotate, settings.study.trials,
                  exchange=lambda: share_references(study, gate.file))
 
 
-def make_strategy(settings: Settings) -> Strategy:
-    """The strategy that the settings name. Raises UsageError for a past study that cannot be read or used."""
+def gpu_name(settings: Settings, host: preflight.Preflight) -> str:
+    """The name of the GPUs that servers run on; "" without any."""
+    return host.gpus.gpus[0].name if host.gpus.gpus and settings.device != "cpu" else ""
+
+
+def make_strategy(settings: Settings, expected: Callable[[Config, Config], float | None] | None = None) -> Strategy:
+    """The strategy that the settings name; `expected`: the objective by a formula.
+
+    Raises UsageError for a past study that cannot be read or used.
+    """
     from autotune.search.launch_aware import LaunchAware
     from autotune.search.optuna_samplers import OptunaStrategy
     from autotune.search.strategy import Limits
@@ -280,7 +292,7 @@ def make_strategy(settings: Settings) -> Strategy:
             raise UsageError(f"study.strategy={study.strategy} learns nothing from study.warm_start: leave one out")
         return OptunaStrategy(settings.space, study.strategy, limits, study.seed)
     past = past_observations(study.warm_start, settings.space, settings.objective.name)
-    return LaunchAware(settings.space, limits, study.seed, past)
+    return LaunchAware(settings.space, limits, study.seed, past, expected)
 
 
 def open_study(settings: Settings, create: bool = True, host: preflight.Preflight | None = None) -> Study:

@@ -105,6 +105,15 @@ class Info(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 if _listed(key, self.identity or ("*",)) and not _listed(key, self.ignore or ())}
 
 
+class RooflineFlags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Flags that the roofline reads: those whose product is the GPUs of one replica, and the number formats of weights
+    and KV cache."""
+
+    model_parallel: tuple[Flag, ...] = ()
+    weights: Flag | None = None
+    kv_cache: Flag | None = None
+
+
 class _ActionFile(msgspec.Struct, forbid_unknown_fields=True):
     """The action for a choice, or for any value, which {value} and `gpus: value` stand for."""
 
@@ -163,6 +172,7 @@ class _EngineFile(msgspec.Struct, forbid_unknown_fields=True):
     request: Request | None = None
     metrics: Metrics | None = None
     info: Info | None = None
+    roofline: RooflineFlags | None = None
     config_file: Annotated[str, Meta(pattern=r"^--?[A-Za-z][A-Za-z0-9-]{0,99}\Z",
                                      description="a flag such as --config")] | None = None
     stop: _StopFile | None = None
@@ -202,6 +212,7 @@ class EngineSpec:
     request: Request = Request()
     metrics: Metrics = Metrics()
     info: Info = Info()
+    roofline: RooflineFlags | None = None
     config_file: str | None = None
     stop_s: float = 10.0
 
@@ -221,6 +232,7 @@ class EngineSpec:
             stages=tuple(_entries(file.stages)),
             stage_limits_s={Stage.parse(name): limit_s for name, limit_s in (file.stage_limits_s or {}).items()},
             request=file.request or Request(), metrics=file.metrics or Metrics(), info=file.info or Info(),
+            roofline=file.roofline,
             config_file=file.config_file, stop_s=(file.stop or _StopFile()).term_s)
 
     def rules_for(self, space: Space, version: str | None = None) -> tuple[Rule, ...]:

@@ -112,7 +112,8 @@ def _facts(story: Story) -> dict[str, str]:
         "Python": made.get("python"), "Packages": _mapping_text(made.get("packages")),
         "Workload": _mapping_text(identity.get("workload")), "Limits": _mapping_text(identity.get("limits")),
         "Seeds": _mapping_text(made.get("seeds")), "Started": made.get("created"),
-        "Time": verdict.spent_words(story), "Trials": verdict.counts_words(story)}
+        "Roofline": verdict.roofline_words(story), "Time": verdict.spent_words(story),
+        "Trials": verdict.counts_words(story)}
     return {label: one_line(fact) for label, fact in facts.items() if fact not in (None, "", "None")}
 
 

@@ -27,6 +27,7 @@ from autotune.report.measured import Tested, copied, ended, find, tested, valid
 from autotune.space.space import Space, server_key
 from autotune.storage.schema import Choice, read_pivots
 from autotune.storage.trial import TrialRecord
+from autotune.tuning.roofline import Roofline
 from autotune.utils.files import read_plain
 from autotune.utils.validation import from_json
 
@@ -118,7 +119,10 @@ class Limit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-    """`neighbours` is the effect of servers side by side on the baseline; {} when it was not measured."""
+    """`neighbours` is the effect of servers side by side on the baseline; {} when it was not measured.
+
+    `roofline_tokens_per_s`: what bandwidth and arithmetic of the winner's GPUs allow at most under its load.
+    """
 
     study: str
     space: Space
@@ -142,6 +146,7 @@ class Story:
     confirmation: Mapping[str, Any]
     strategy: str
     neighbours: Mapping[str, Any]
+    roofline_tokens_per_s: float | None = None
 
     @property
     def unit(self) -> str:
@@ -273,7 +278,11 @@ def read(settings: Settings, study: Study) -> Story:
 
     Raises AutotuneError when matrix.json is not what the verb matrix writes.
     """
-    return read_folder(settings, study, settings.study_name, settings.space, settings.limits, settings.folder)
+    story = read_folder(settings, study, settings.study_name, settings.space, settings.limits, settings.folder)
+    roofline = Roofline.read(settings, story.identity.get("engine_version"),
+                             str((story.identity.get("devices") or [""])[0]))
+    limit = roofline.limit(story.winner.config) if roofline is not None and story.winner is not None else None
+    return dataclasses.replace(story, roofline_tokens_per_s=limit)
 
 
 def read_folder(settings: Settings, study: Study, name: str, space: Space, limits: Mapping[str, float],

@@ -178,6 +178,15 @@ def energy_words(entry: Tested | None) -> str:
     return f"{meter}, ASSUMED from a configured constant, not measured" if entry.energy.assumed else meter
 
 
+def roofline_words(story: Story) -> str:
+    """The winner's distance from the roofline, with what that leaves out; "" where it is unknown."""
+    limit, speed = story.roofline_tokens_per_s, story.winner.figures.get("tokens_per_s") if story.winner else None
+    if not limit or not speed:
+        return ""
+    return (f"{percent(speed / limit)} of the {with_unit(limit, 'tok/s')} that memory bandwidth and arithmetic allow "
+            "at this load, prefill, speculation, communication and the time between steps left out")
+
+
 def spent_words(story: Story) -> str:
     """Launches, crashes and time in one sentence."""
     counts, spent = story.counts, story.spent

@@ -7,7 +7,7 @@ closed regions, launches that cover pairs of choices never seen together, the re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from autotune.search.observations import MANY, Key, Observations
 from autotune.search.regions import BASELINE_CHANCE, Region
 from autotune.search.strategy import Best, Launch, Limits, Observation, Pivot, Stop, StopKind
 from autotune.search.transfer import Past
-from autotune.search.value_model import Data, Prior, Strengths, ValueModel
+from autotune.search.value_model import Analytic, Data, Prior, Strengths, ValueModel
 from autotune.space.space import Space
 
 PAIR_GAIN = 0.001  # expected gain of trying two choices together for the first time
@@ -34,15 +34,19 @@ LIKELY = 0.5  # least probability that a leader survives the pending launches, f
 
 
 class LaunchAware:
-    """Implements `strategy.Strategy`. `past`: observations of past studies, as prior knowledge."""
+    """Implements `strategy.Strategy`. `past`: observations of past studies, as prior knowledge.
 
-    def __init__(self, space: Space, limits: Limits | None = None, seed: int = 0,
-                 past: Sequence[Observation] = ()) -> None:
+    `expected`: the objective of a server part and a load part by a formula, up to a factor; None where it is unknown.
+    """
+
+    def __init__(self, space: Space, limits: Limits | None = None, seed: int = 0, past: Sequence[Observation] = (),
+                 expected: Callable[[Config, Config], float | None] | None = None) -> None:
         self.space, self.limits, self.seed = space, limits or Limits(), seed
         self.grid = Grid(space)
         self.memory = Observations(self.grid)
         self.past = Past(self.grid, past) if past else None
-        self._value = ValueModel(self.grid, Prior(self.grid, self.past.effects if self.past else None))
+        self._value = ValueModel(self.grid, Prior(self.grid, self.past.effects if self.past else None,
+                                                  Analytic(self.grid, expected) if expected else None))
         self._baseline, load = space.split(space.baseline)
         self._baseline_key, self._baseline_load = self.memory.key(self._baseline), self.grid.load_index(load)
         self._busy: set[Key] = set()

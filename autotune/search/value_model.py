@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.records import exact
+from autotune.records import Config, exact
 from autotune.search.grid import Codes, Floats, Grid, Mask
 from autotune.space.space import Param
 
@@ -129,7 +129,7 @@ class ValueModel:
         k += _strong(strong, like, v)
         shares = SHARED * usual + learned.sum(axis=0)
         new = UNSEEN * float((shares * strengths ** 2).sum() / shares.sum())
-        if self.prior.past is not None:
+        if self.prior.informed:
             best = k[[int(np.argmax(weights))]]
             self.prior.trust = max(TRUST, key=lambda trust: float(_evidence(best, self._rest(data, trust))[0]))
         alike = known + RESIDUALS[0][0] ** 2 * same + v * LOAD ** 2
@@ -347,16 +347,53 @@ NARROW = 0.2  # least sd of a believed effect, as a share of USUAL_SD
 TRUST = (0.0, 0.25, 0.5, 0.75, 1.0)  # candidate shares of past studies in the prior mean
 
 
+class Analytic:
+    """Log factors against the baseline by a formula. `known`: columns of server parameters that change its value.
+
+    `objective` gives a value for a server part and a load part, None where the formula does not apply: such a row
+    counts like the baseline. Parameters with a stated belief are left to it.
+    """
+
+    def __init__(self, grid: Grid, objective: Callable[[Config, Config], float | None]) -> None:
+        self.grid, self._objective, self._rows = grid, objective, dict[bytes, Floats]()
+        self._loads = [grid.load(i) for i in range(len(grid.load_rows))]
+        server, load = grid.space.split(grid.space.baseline)
+        self._base = math.log(objective(server, load) or 1.0)
+        self.known = [i for i, param in enumerate(grid.server_params)
+                      if param.name not in grid.space.belief and param.name in server
+                      and any(not np.allclose(self._row({**server, param.name: choice}), self._row(server))
+                              for choice in param.choices)]
+        self._fixed = {param.name: server.get(param.name) for i, param in enumerate(grid.server_params)
+                       if i not in self.known}
+
+    def effects(self, rows: Codes) -> Floats:
+        """(n, L) log factors of the known parameters and of the load."""
+        found = []
+        for row in rows:
+            key = row[self.known].tobytes()
+            if key not in self._rows:
+                config = {**self.grid.server(row), **self._fixed}
+                self._rows[key] = self._row({name: value for name, value in config.items() if value is not None})
+            found.append(self._rows[key])
+        return np.array(found).reshape(len(rows), len(self._loads))
+
+    def _row(self, server: Config) -> Floats:
+        values = [self._objective(server, load) for load in self._loads]
+        return np.array([0.0 if value is None else math.log(value) - self._base for value in values])
+
+
 class Prior:
     """Prior mean of the log objective, and the scale of each choice's effect, from the space's `belief` and the past.
 
     A choice without a belief is expected slightly below the baseline's, because baselines are chosen with care.
-    `past`: (n, L) log objective of server rows as past studies predict it, up to a constant.
+    `past`: (n, L) log objective of server rows as past studies predict it, up to a constant. `analytic`: the same by a
+    formula, which replaces the beliefs on the parameters that it knows and leaves the others.
     """
 
-    def __init__(self, grid: Grid, past: Callable[[Codes], Floats] | None = None) -> None:
-        self.grid, self.past = grid, past
-        self.trust = 0.5 if past is not None else 0.0  # share of past studies in the mean
+    def __init__(self, grid: Grid, past: Callable[[Codes], Floats] | None = None,
+                 analytic: Analytic | None = None) -> None:
+        self.grid, self.past, self.analytic = grid, past, None if past is not None else analytic
+        self.trust = 0.5 if self.informed else 0.0  # share of past studies, or of the formula, in the mean
         believed = [_believed(grid, p, DOWN) for p in grid.server_params]
         self.means = [mean for mean, _ in believed]
         self.scales = [scale for _, scale in believed]  # (choices + 1,) sd of an effect over USUAL_SD
@@ -368,12 +405,22 @@ class Prior:
         return _added(self.losses, rows)
 
     def mean(self, rows: Codes, trust: float | None = None) -> Floats:
-        """(n, L) log of the expected factor against the baseline; `trust` in past studies, 0..1, replaces its own."""
+        """(n, L) log of the expected factor against the baseline; `trust`, 0..1, replaces its own."""
         trust = self.trust if trust is None else trust
         believed: Floats = np.add.outer(_added(self.means, rows), self.loads)
-        if self.past is None or trust == 0:
+        if trust == 0:
             return believed
-        return trust * self.past(rows) + (1 - trust) * believed
+        if self.past is not None:
+            return trust * self.past(rows) + (1 - trust) * believed
+        if self.analytic is not None:
+            known = [mean if i in self.analytic.known else np.zeros_like(mean) for i, mean in enumerate(self.means)]
+            return believed + trust * (self.analytic.effects(rows) - np.add.outer(_added(known, rows), self.loads))
+        return believed
+
+    @property
+    def informed(self) -> bool:
+        """True if there is more than beliefs, whose weight is learned."""
+        return self.past is not None or self.analytic is not None
 
 
 def _added(means: list[Floats], rows: Codes) -> Floats:
