@@ -82,7 +82,8 @@ def groups() -> Iterator[tuple[str, str, int, float, float, Constants]]:
         constants = GRID[rest.index(min(rest))]
         told = [expected(shapes[row.model], row, constants) for row in group]
         yield (key[0], f"{key[0]}: {key[1]} on {key[2]}", len(group),
-               spearman(told, [row.tokens_per_s for row in group]), median(row.tokens_per_s / t for row, t in zip(group, told, strict=True)), constants)
+               spearman(told, [row.tokens_per_s for row in group]),
+               median(row.tokens_per_s / t for row, t in zip(group, told, strict=True)), constants)
 
 
 def main(argv: list[str] | None = None) -> int:
