@@ -32,7 +32,8 @@ STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple((re.compile(pattern, re.X
     # hosts: after a word that announces one, before a port, with a domain
     (r"\b(host(?:name)?s?|node|peer|machine|server)(\ ?[=:]\ ?|\ (?:name\ )?)(['\"]?)"
      r"(?=[\w.-]*[\d.-])[a-z0-9][\w.-]*[a-z0-9]\3(?![\w(])", r"\1\2<host>"),
-    (r"(?<![\w./<-])(?=[a-z0-9-]*[\d-])[a-z][a-z0-9-]*(?:\.[a-z][a-z0-9-]*)*(?=(?::|<)\d{2,5}\b)", "<host>"),
+    (r"(?<![\w./<-])(?!(?:port|pid|tokens?|error|code|line|id|size)\b|[\w.+-]*\.(?:py|cuh?|cc?|cpp|h|hpp|rs|go|so)\b)"
+     r"[a-z][a-z0-9-]*+(?:\.[a-z][a-z0-9-]*+)*+(?=(?::|<)\d{4,5}\b)", "<host>"),
     (r"(?<![\w./-])[a-z0-9][a-z0-9-]*(?:\.[a-z0-9-]+)*\.(?:local|internal|lan|svc|cluster|com|net|org|edu|io)\b(?![.(/])",
      "<host>"),
     # the path of a source file or library: its name stays

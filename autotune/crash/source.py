@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gzip
 import io
 import pathlib
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 HEAD, TAIL, CHUNK = 1 << 20, 3 << 20, 1 << 20  # bytes
 BEFORE, AFTER, WINDOWS = 6 << 10, 10 << 10, 8  # bytes around a trace of a failure; most windows kept at each end
@@ -46,16 +47,19 @@ def read_stream(file: BinaryIO) -> bytes:
 
     A damaged gzip stream counts up to the damage.
     """
-    first = file.read(len(GZIP))
-    if first == GZIP:
-        return _reduced(_Unzipped(_Rest(first, file)))
-    return _reduced(_Rest(first, file))
+    buffered: Any = file if hasattr(file, "peek") else io.BufferedReader(cast(io.RawIOBase, file))
+    stream = gzip.GzipFile(fileobj=buffered) if buffered.peek(len(GZIP)).startswith(GZIP) else buffered
 
+    def read(size: int) -> bytes:
+        data = bytearray()
+        with contextlib.suppress(gzip.BadGzipFile, EOFError, zlib.error):
+            while len(data) < size and (part := stream.read1(size - len(data))):
+                data += part
+        return bytes(data)
 
-def _reduced(file: _Rest | _Unzipped) -> bytes:
-    head = file.read(HEAD)
+    head = read(HEAD)
     scan, tail, held = _Scan(len(head)), collections.deque[bytes](), 0
-    while chunk := file.read(CHUNK):
+    while chunk := read(CHUNK):
         tail.append(chunk)
         held += len(chunk)
         while held - len(tail[0]) >= TAIL:
@@ -63,43 +67,6 @@ def _reduced(file: _Rest | _Unzipped) -> bytes:
             scan.feed(tail.popleft())
     marker = f"\n{GAP}\n".encode()
     return (marker if scan.fed else b"").join([marker.join([head, *scan.windows()]), b"".join(tail)])
-
-
-class _Rest:
-    """A stream whose first bytes were taken off."""
-
-    def __init__(self, first: bytes, file: BinaryIO) -> None:
-        self._first, self._file = first, file
-
-    def read(self, size: int) -> bytes:
-        first, self._first = self._first, b""
-        return first + self._file.read(size - len(first))
-
-
-class _Unzipped:
-    """The contents of a gzip stream, also of several members."""
-
-    def __init__(self, packed: _Rest) -> None:
-        self._file = gzip.GzipFile(fileobj=io.BufferedReader(_Raw(packed), CHUNK))
-
-    def read(self, size: int) -> bytes:
-        try:
-            return self._file.read(size)
-        except (OSError, EOFError, zlib.error):
-            return b""
-
-
-class _Raw(io.RawIOBase):
-    def __init__(self, file: _Rest) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self._file.read(len(buffer))
-        buffer[:len(data)] = data
-        return len(data)
 
 
 class _Scan:
@@ -152,7 +119,7 @@ class _Scan:
         seen = self._shapes.get(shape, 0)
         if seen >= COPIES or len(self._shapes) >= MOST_SHAPES:
             self._fruitless[needle] += 1
-            return at + max(len(needle), len(line) - (at - (end - len(line) if end >= 0 else at)))
+            return end if end >= 0 else at + len(needle)
         self._shapes[shape] = seen + 1
         first = block.find(b"\n", max(0, at - BEFORE), at) + 1 or max(0, at - BEFORE)
         stop = block.rfind(b"\n", at, at + AFTER)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import pathlib
+import random
 
 import pytest
 
@@ -124,6 +126,11 @@ def test_many_different_lines_are_capped_and_a_failure_among_them_is_kept(at: in
     log = logtext.clean(raw)
     assert len(log.lines) <= logtext.MAX_LINES + 100
     assert classify(raw).category == "illegal_memory_access"
+
+
+def test_a_damaged_gzip_file_counts_up_to_the_damage() -> None:
+    packed = gzip.compress(CRASH.encode() + random.Random(0).randbytes(100_000))
+    assert CRASH.encode() in source.read_stream(io.BytesIO(packed[:len(packed) // 2]))
 
 
 def test_a_failure_is_found_in_a_stream_whose_healthy_lines_speak_of_errors_too() -> None:

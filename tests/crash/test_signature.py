@@ -112,6 +112,7 @@ def test_the_sentence_with_the_cause_is_taken() -> None:
 @pytest.mark.parametrize(("a", "b"), [
     ("connect to gpu-node-07:29500 failed", "connect to alpha-3:1234 failed"),
     ("NCCL WARN Connect to 10.0.0.4<56849> returned 113", "NCCL WARN Connect to n3<11111> returned 113"),
+    ("connect to alpha:29500 failed", "connect to beta.lab:29501 failed"),
     ("could not resolve hostname worker-3.cluster.local", "could not resolve hostname n7.lab.internal"),
     ("GPU 0000:3b:00.0 is lost", "GPU 0000:b3:00.0 is lost"),
     ("KeyError: 'model.layers.3.mlp.experts.12.w1'", "KeyError: 'model.layers.47.mlp.experts.3.w1'"),
@@ -128,6 +129,7 @@ def test_hosts_pci_ids_layers_addresses_short_hex_and_sizes_do_not_count(a: str,
     ("page_size 1 is not supported", "page_size 64 is not supported"),
     ("--page-size=1 is bad here", "--page-size=64 is bad here"), ("head_dim (80) is not", "head_dim (96) is not"),
     ("Initialization failed. cuBLAS has no handle", "Initialization failed. MoE has no handle"),
+    ("file one.cpp:4242 says no", "file two.cpp:4242 says no"),
     ("libcudart.so.12: cannot open it", "libcudart.so.13: cannot open it"), ("sm_100 is not", "sm_120 is not"),
     ("operator torchvision::nms is not", "operator sgl_kernel::nms is not")])
 def test_values_of_parameters_versions_and_the_sentence_after_a_generic_one_count(a: str, b: str) -> None:

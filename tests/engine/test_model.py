@@ -67,14 +67,15 @@ def test_the_roofline_knows_what_more_gpus_more_requests_and_narrow_weights_do()
     assert of_one == pytest.approx(3350e9 / (2 * 3.0e9), rel=0.1)  # only the active experts' bytes are read
 
 
-def test_no_published_rate_is_above_the_limit_by_more_than_its_own_rounding() -> None:
-    for row in ROWS:
+def test_no_published_rate_with_a_16_bit_kv_cache_is_above_the_limit() -> None:
+    for row in (row for row in ROWS if row.source == "ml_energy"):
         assert row.tokens_per_s < 1.05 * roofline.expected(SHAPES[row.model], row, LIMIT), row
 
 
+@pytest.mark.slow
 def test_the_roofline_ranks_published_rates_and_the_program_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert roofline.main(["--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(lines) == 36 and all({"case", "value", "asked", "ok"} <= set(line) for line in lines)
-    assert lines[-1]["value"] >= 0.9 and roofline.spearman([1, 2, 3, 4], [4, 3, 2, 1]) == -1
+    assert len(lines) == 35 + 16 + 2 and all({"case", "value", "asked", "ok"} <= set(line) for line in lines)
+    assert all(line["value"] >= 0.9 for line in lines[-2:]) and roofline.spearman([1, 2, 3, 4], [4, 3, 2, 1]) == -1
     assert math.isclose(roofline.spearman([1, 2, 2, 3], [1, 2, 2, 9]), 1)
