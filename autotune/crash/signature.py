@@ -36,6 +36,8 @@ STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple((re.compile(pattern, re.X
      r"[a-z][a-z0-9-]*+(?:\.[a-z][a-z0-9-]*+)*+(?=(?::|<)\d{4,5}\b)", "<host>"),
     (r"(?<![\w./-])[a-z0-9][a-z0-9-]*(?:\.[a-z0-9-]+)*\.(?:local|internal|lan|svc|cluster|com|net|org|edu|io)\b(?![.(/])",
      "<host>"),
+    (r"(?<![\w./-])[a-z][a-z0-9-]*-\d++(?:\.[a-z][a-z0-9-]*+)++(?<!\.(?:txt|log|bin|whl|pth|csv))(?<!\.(?:json|yaml|gguf))"
+     r"(?<!\.(?:py|so|cu))(?<!\.safetensors)(?![\w(/-])", "<host>"),
     # the path of a source file or library: its name stays
     (r"(?<![\w.@%+~:/\\-])[\w.@%+~:-]*+(?:[/\\]++[^\s'\"<>|,;()\[\]{}:/\\]*+(?=[/\\]))*+[/\\]++"
      r"([\w.+-]+\.(?:py|pyx|cuh?|c|cc|cpp|cxx|h|hpp|hh|rs|go|so)\b(?:\.\d+)*)", r"\1"),

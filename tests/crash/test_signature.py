@@ -120,7 +120,8 @@ def test_the_sentence_with_the_cause_is_taken() -> None:
     ("bind to fe80::1ff:fe23:4567:890a failed", "bind to 2001:db8::8a2e:370:7334 failed"),
     ("request a3f9c2 failed in here", "request 9b1d0e failed in here"),
     ("tried to allocate 24.00 MiB on gpu", "tried to allocate 1.5 GB on gpu"),
-    ("needs 80G of memory", "needs 141G of memory")])
+    ("needs 80G of memory", "needs 141G of memory"),
+    ("pid 9 on node-69.rack6.example: no quorum", "pid 9 on node-7.rack12.example: no quorum")])
 def test_hosts_pci_ids_layers_addresses_short_hex_and_sizes_do_not_count(a: str, b: str) -> None:
     assert skeleton(a) == skeleton(b)
 
@@ -130,7 +131,8 @@ def test_hosts_pci_ids_layers_addresses_short_hex_and_sizes_do_not_count(a: str,
     ("--page-size=1 is bad here", "--page-size=64 is bad here"), ("head_dim (80) is not", "head_dim (96) is not"),
     ("Initialization failed. cuBLAS has no handle", "Initialization failed. MoE has no handle"),
     ("file one.cpp:4242 says no", "file two.cpp:4242 says no"),
-    ("libcudart.so.12: cannot open it", "libcudart.so.13: cannot open it"), ("sm_100 is not", "sm_120 is not"),
+    ("libcudart.so.12: cannot open it", "libcudart.so.13: cannot open it"),
+    ("cannot read shard-1.model.safetensors", "cannot read config-1.model.json"), ("sm_100 is not", "sm_120 is not"),
     ("operator torchvision::nms is not", "operator sgl_kernel::nms is not")])
 def test_values_of_parameters_versions_and_the_sentence_after_a_generic_one_count(a: str, b: str) -> None:
     assert skeleton(a) != skeleton(b)
