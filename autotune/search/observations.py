@@ -22,6 +22,7 @@ MOST_INVALID = 2  # invalid measurements of a configuration before it is given u
 MOST_REPEATS = 6  # measurements of one configuration
 STRADDLES = 1.645  # standard errors of a ratio within which its limit is undecided (90 %)
 EDGE, EVIDENCE = 0.03, math.log(0.985 / 0.015)  # a ratio so far from its limit is told apart with 1.5 % error
+CLEAR = 3.0  # standard errors beyond which a limit is decided whatever the noise
 MOST_STRADDLING = 24  # measurements of one configuration for that
 SURE = 0.01  # relative standard error below which a leader is not measured again
 MANY = 160  # most configurations given to the value model, whose cost grows with their cube
@@ -177,11 +178,13 @@ class Observations:
         Noisy ratios are decided by a sequential test (Wald 1945) between `EDGE` below and above the limit.
         """
         ratios, noise = self.ratios(key, load)
-        seen = len(self.servers[key].values[load])
+        values = self.servers[key].values[load]
+        seen, stated = len(values), {name for m in values for name in m.ratio_errors}
+        open_ = np.array([name in stated or not stated for name in self.limits], dtype=bool) & (ratios != 0)  # 0: exact
         bound = STRADDLES * noise * (seen < MOST_REPEATS)
         if seen < MOST_STRADDLING:
-            bound = np.maximum(bound, EVIDENCE / (2 * EDGE) * noise ** 2)
-        return bool((ratios < bound).all() and (abs(ratios) < bound).any())
+            bound = np.maximum(bound, np.minimum(EVIDENCE / (2 * EDGE) * noise ** 2, CLEAR * noise))
+        return bool((ratios <= bound).all() and (abs(ratios) < bound)[open_].any())
 
     def promising(self, key: Key, above: float) -> int | None:
         """A load part measured on a server above a log objective that may keep its limits; None without any."""

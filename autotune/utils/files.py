@@ -111,6 +111,8 @@ def output_path(given: str | None, default: pathlib.Path) -> pathlib.Path:
 
 def write_output(path: pathlib.Path, text: str, executable: bool = False) -> None:
     """Write `text` to `path` and make its folder. Raises UsageError, and AutotuneError for a full disk."""
+    if path.exists() and not path.is_file():  # a rename would replace a device such as /dev/null for the whole host
+        raise UsageError(f"cannot write {path}: it is there already and no regular file; the study is kept")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text, 0o755 if executable else 0o644)

@@ -349,3 +349,12 @@ def test_a_measurement_that_straddles_its_limit_is_repeated_and_the_mean_decides
     assert memory.feasible() == [(key, at)] and not memory.straddles(key, at)  # six are enough
     far.add(Observation(server, load, Measured(1.0, False, {"ttft_p99_ms": 1.2}, 0.005, {"ttft_p99_ms": 0.05}), 40.0))
     assert not far.straddles(key, at) and far.feasible() == []
+
+
+def test_a_limit_of_zero_errors_that_is_kept_exactly_is_decided() -> None:
+    space = table([]).space
+    memory = Observations(Grid(space))
+    server, load = space.split(space.baseline)
+    measured = Measured(1.0, True, {"error_rate": 1.0, "tpot_p99_ms": 0.8}, 0.02, {"tpot_p99_ms": 0.02})
+    memory.add(Observation(server, load, measured, 40.0, 0.0))
+    assert not memory.straddles(memory.key(server), memory.grid.load_index(load))

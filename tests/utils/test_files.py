@@ -20,7 +20,7 @@ from autotune.records import AutotuneError, UsageError
 from autotune.storage.locks import StudyLock
 from autotune.storage.schema import read_pivots
 from autotune.tuning.worker import share_references
-from autotune.utils.files import append_line, fresh, read_plain, write_text
+from autotune.utils.files import append_line, fresh, read_plain, write_output, write_text
 from autotune.utils.redact import Redactor
 from tests.loadgen.harness import BUILTIN
 
@@ -109,3 +109,14 @@ def test_a_file_that_is_far_too_large_is_refused_without_being_read(tmp_path: pa
     with pytest.raises(OSError) as error:
         read_plain(tmp_path / "sparse", most_bytes=1 << 20)
     assert error.value.errno == errno.EFBIG
+
+
+def test_an_output_never_replaces_a_device_or_a_pipe(tmp_path: pathlib.Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="no regular file"):
+        write_output(pipe, "text")
+    assert pipe.is_fifo()
+    write_output(tmp_path / "file", "text")
+    write_output(tmp_path / "file", "more")
+    assert (tmp_path / "file").read_text() == "more"
