@@ -23,6 +23,7 @@ from autotune.power import open_meter
 from autotune.power.meter import MeterUnavailable, Powered, PowerSettings
 from autotune.records import Config, HostCannotRun, UsageError, Value
 from autotune.space.constraints import Rule
+from autotune.space.space import Param
 
 SETTLE_S, POLL_S = 10.0, 0.5
 
@@ -170,10 +171,8 @@ def combination_problems(settings: Settings, gpus: Gpus, version: str | None) ->
         return []
     sizes: dict[str, dict[Value, int]] = {}
     for param in settings.space.server_params:
-        for value in param.choices:
-            with contextlib.suppress(UsageError):  # this version cannot express the choice
-                if (count := gpus_of(choose(settings.engine, param.name, value, version), value)) > 1:
-                    sizes.setdefault(param.name, {})[value] = count
+        if several := {value: count for value, count in _sizes(settings.engine, param, version).items() if count > 1}:
+            sizes[param.name] = several
     found = []
     for many in range(2, len(sizes) + 1):
         for names in itertools.combinations(sizes, many):
@@ -236,9 +235,15 @@ def fewest_gpus(settings: Settings, version: str | None) -> int:
     baseline = space.split(space.baseline)[0]
     count = build(engine, space, baseline, device=settings.device, version=version).gpus
     for param in (param for param in space.server_params if param.name in baseline):
-        sizes = {}
-        for value in param.choices:
-            with contextlib.suppress(UsageError):  # this version cannot express the choice
-                sizes[value] = gpus_of(choose(engine, param.name, value, version), value)
+        sizes = _sizes(engine, param, version)
         count = count // sizes.get(baseline[param.name], 1) * min(sizes.values(), default=1)
     return max(1, count)
+
+
+def _sizes(engine: EngineSpec, param: Param, version: str | None) -> dict[Value, int]:
+    """The factor of each choice on the number of GPUs, without choices that this version cannot express."""
+    found = {}
+    for value in param.choices:
+        with contextlib.suppress(UsageError):
+            found[value] = gpus_of(choose(engine, param.name, value, version), value)
+    return found

@@ -103,7 +103,7 @@ class Gain(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Gains:
-    """What is known of one finalist.
+    """The gains of one finalist, and its verdict.
 
     `server`: its server over the baseline's, under the finalist's load; `server_before`: under the baseline's load;
     `load`: the finalist's load over the baseline's, on the baseline's server; `both`: the finalist over the baseline.
@@ -220,7 +220,7 @@ class Confirmation:
                         self._ended or "not decided yet", 1 - 2 * self.settings.alpha)
 
     def gains(self, key: str) -> Gains:
-        """What the complete rounds show of a finalist."""
+        """The gains of a finalist in the complete rounds."""
         load, before, apart = self.finalists[key].load, self.base_load, self.finalists[key].own_server
         verdict = self._dropped.get(key) or ("better" if self._shown(key) else "open")
         bad, blocks = self._bad(key)

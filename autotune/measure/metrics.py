@@ -84,7 +84,7 @@ class MetricsReader:
         return tuple(found)
 
     def short(self, start: float, end: float) -> dict[str, float]:
-        """How short the server was of a resource, 0..1: the share of samples in which requests waited for a place
+        """Shortage of each resource, 0..1: the share of samples in which requests waited for a place
         (`queue`), and 1 if requests were retracted from the batch (`kv_memory`). What was not read is left out."""
         waits = [s[self.names.queued] > 0 for s in self.between(start, end) if self.names.queued in s]
         found = {"queue": sum(waits) / len(waits)} if any(waits) else {}

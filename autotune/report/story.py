@@ -173,8 +173,8 @@ class Story:
 
     @functools.cached_property
     def gain(self) -> Gain | None:
-        """What the verdict states: the gain of the winner's server under equal load where it was measured, or of its
-        load where the server is the baseline's. None where there is nothing to compare."""
+        """The gain that the verdict states: the server's under equal load where it was measured, or the load's where
+        the server is the baseline's. None where there is nothing to compare."""
         return self.stated(self.winner, self.shares)
 
     def stated(self, entry: Tested | None, shares: Shares | None) -> Gain | None:

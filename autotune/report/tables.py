@@ -108,7 +108,7 @@ def figures(story: Story) -> Table:
 
 
 def shares(story: Story) -> Table:
-    """What the server, the load and both together give."""
+    """The gain in its parts: of the server, of the load, and of both together."""
     parts = {"The server, under its load": story.shares.server,
              "The server, under the baseline's load": story.shares.server_before,
              "The load, on the baseline's server": story.shares.load, "Both together": story.shares.both}

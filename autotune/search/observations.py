@@ -212,7 +212,7 @@ class Observations:
                     np.array([noise for _, (_, noise) in points]))
 
     def shortage(self, key: Key | None) -> dict[str, float]:
-        """How short a server (None: any) was of each resource, 0..1, under the load that showed it most."""
+        """Shortage of each resource on a server (None: on any), 0..1, under the load that showed it most."""
         found: dict[str, float] = {}
         for server in self.servers.values() if key is None else [self.servers[key]]:
             for measured in (some for seen in server.values.values() for some in seen):

@@ -29,7 +29,7 @@ LOAD_OF = "load-"  # + trial: key of the baseline's server under that trial's lo
 
 
 class Budget(NamedTuple):
-    """What a study may spend in all; None: unlimited."""
+    """The limits of a whole study; None: unlimited."""
 
     launches: int | None
     hours: float | None
@@ -40,7 +40,7 @@ class Budget(NamedTuple):
         return None if self.launches is None else max(0, self.launches - len(used))
 
     def spent(self, records: Sequence[TrialRecord]) -> str:
-        """Why nothing more may be launched; "" if something may."""
+        """The reason why nothing more may be launched; "" if something may."""
         if self.left(records) == 0:
             return f"all {self.launches} launches are used"
         used_s = sum(r.cost_s or 0.0 for r in records if _counts(r))

@@ -38,9 +38,24 @@ class Roofline:
 
     def tokens_per_s(self, server: Config, load: Config, constants: Constants = FITTED) -> float | None:
         """Expected output tokens per second; None for a server that the installed engine cannot express."""
-        command, flags = self._command(server), self.settings.engine.roofline
-        if command is None or flags is None:
+        command = self._command(server)
+        return None if command is None else self._rate(command, load, constants)
+
+    def objective(self, server: Config, load: Config) -> float | None:
+        """Expected objective up to a factor: the rate, or the rate per GPU where energy or money is counted."""
+        command = self._command(server)
+        if command is None:
             return None
+        rate = self._rate(command, load, FITTED)
+        return rate if self.settings.objective.name == "tokens_per_s" else rate / command.gpus
+
+    def limit(self, config: Config) -> float | None:
+        """Output tokens per second that bandwidth and arithmetic allow at most, without speculation."""
+        return self.tokens_per_s(*self.settings.space.split(config), LIMIT)
+
+    def _rate(self, command: Command, load: Config, constants: Constants) -> float:
+        flags = self.settings.engine.roofline
+        assert flags is not None  # checked by `read`
         of_replica = 1
         for flag in flags.model_parallel:
             of_replica *= int(_value(command, flag) or 1)
@@ -52,17 +67,6 @@ class Roofline:
         context = asked.context_tokens + asked.workload.output_tokens / 2
         return replicas * tokens_per_s(shape, self.gpu, of_replica, max(1.0, asked.concurrency / replicas), context,
                                        kv or 2.0, constants)
-
-    def objective(self, server: Config, load: Config) -> float | None:
-        """Expected objective up to a factor: the rate, or the rate per GPU where energy or money is counted."""
-        rate, command = self.tokens_per_s(server, load), self._command(server)
-        if rate is None or command is None:
-            return None
-        return rate if self.settings.objective.name == "tokens_per_s" else rate / command.gpus
-
-    def limit(self, config: Config) -> float | None:
-        """Output tokens per second that bandwidth and arithmetic allow at most, without speculation."""
-        return self.tokens_per_s(*self.settings.space.split(config), LIMIT)
 
     def _command(self, server: Config) -> Command | None:
         try:
